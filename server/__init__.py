@@ -1,0 +1,1 @@
+"""HTTP: the frontend process. Nothing below this package knows HTTP."""
