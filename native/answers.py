@@ -203,7 +203,7 @@ class AnswerParser:
         return (Kind.REUSED, rid, _count(rest, line, "REUSED"), 0, None)
 
     def _prefill(self, rest: bytes, line: bytes, rid: int) -> Answer:
-        words = rest.split(b" ")
+        words = rest.split()
         if len(words) < 2:
             raise ProtocolViolation(line, "PP needs a position and a total")
         position, total = _count(words[0], line, "PP"), _count(words[1], line, "PP")
@@ -211,7 +211,7 @@ class AnswerParser:
         return (Kind.PREFILL, rid, position, total, (figures[0], figures[1]))
 
     def _done(self, rest: bytes, line: bytes, rid: int) -> Answer:
-        words = rest.split(b" ")
+        words = rest.split()
         if len(words) < 5:
             raise ProtocolViolation(line, "DONE needs five fields")
         values: list[Any] = [read(word, line, "DONE") for read, word in zip(_DONE_READERS, words, strict=False)]
