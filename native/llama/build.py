@@ -264,7 +264,7 @@ def provide(recipe: Recipe, cache: Path) -> Path:
         if wheel := cached_wheel(place):
             return wheel
         warn_of_amx(recipe)
-        say(f"building libllama once, about 5 minutes on two cores, cached in {place}")
+        say(f"building libllama once, about 3 minutes on two cores, cached in {place}")
         scratch = cache / f".{recipe.key}"  # stays when the build fails, for its log; the next try begins anew
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
