@@ -1,0 +1,1 @@
+"""Benchmarks and replayed contracts: every command prints what it measured beside what was expected."""
