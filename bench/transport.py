@@ -1,9 +1,10 @@
 """`python -m bench.transport`: time to the first and the last token, beside the old scheme and its repairs.
 
 Every adapter has two decoders of its own (bench/scripted_decoder.c, which answers at once) behind real pipes. A round
-is one request of every adapter with the same list of ids, in an order that rotates, so that whatever disturbs the
-machine disturbs all alike. The floor is the same request written and read on one pipe by one thread, its line encoded
-beforehand. Figures are only compared within a run: the targets are ratios to scheme A.
+is one request of every adapter with the same list of ids, in an order drawn anew for each round: what disturbs the
+machine disturbs all alike, and none always follows the same other. (Rotating one order did the latter, and made two
+schemes with one hot path differ by 40 %.) The floor is the same request written and read on one pipe by one thread, its
+line encoded beforehand. Figures are only compared within a run: the targets are ratios to scheme A.
 """
 
 from __future__ import annotations
@@ -228,14 +229,13 @@ def open_adapters(*options: str) -> dict[str, TransportAdapter]:
 
 
 def measure(adapters: dict[str, TransportAdapter], prompt_ids: int, rounds: int) -> dict[str, Timing]:
-    """Interleaved rounds, each with a prompt of its own (so that no router finds a prefix), in rotating order."""
+    """Interleaved rounds, each with a prompt of its own (so that no router finds a prefix), in an order of its own."""
     random = np.random.default_rng(prompt_ids)
     names = list(adapters)
     samples = np.zeros((len(names), rounds, 2), dtype=np.int64)
     for number in range(-WARM_UP_ROUNDS, rounds):
         prompt: list[int] = random.integers(0, VOCABULARY, prompt_ids).tolist()
-        for step in range(len(names)):
-            index = (number + step) % len(names)
+        for index in random.permutation(len(names)).tolist():
             timed = adapters[names[index]].request(prompt)
             if number >= 0:
                 samples[index, number] = timed
