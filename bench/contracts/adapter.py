@@ -34,7 +34,7 @@ class DecoderSource(Protocol):
 
 
 class TurnHandle(Protocol):
-    """One turn in the hands of its caller. All methods are called from one thread, the contract's."""
+    """One turn in the hands of its caller. Its methods are called by one thread at a time."""
 
     def next_token(self, timeout_s: float = LIMIT_S) -> int | None:
         """The next output token, or None when the turn is over.

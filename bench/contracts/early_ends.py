@@ -6,6 +6,7 @@ from bench.contracts.stage import (
     Stage,
     demand,
     demand_echo,
+    demand_echoes,
     demand_no_error,
     demand_stop,
     demand_tokens,
@@ -104,15 +105,14 @@ def late_done(stage: Stage) -> None:
     gen = decoder.wait_gen(0)
     decoder.emit_tokens(1)
     demand(take(left, 1) == [1], "the first turn received another token")
-    waiting = [stage.start(prompt_of(number), 12) for number in (1, 2, 3)]
+    waiting = [(stage.start(prompt_of(number), 12), prompt_of(number), 12) for number in (1, 2, 3)]
     left.cancel()
     demand_stop(decoder)
     decoder.emit_tokens(*range(2, 40))
     demand(len(decoder.gens()) == 1, "a GEN was written before the late DONE")
     decoder.play_echo()
     decoder.emit_done(gen, 39, "cancel")
-    for number, turn in enumerate(waiting, 1):
-        demand_echo(turn, prompt_of(number), 12, f"turn {number} behind the late DONE")
+    demand_echoes(waiting)
     demand(len(decoder.gens()) == 4, f"the decoder was sent {decoder.commands()}")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -112,6 +113,38 @@ def read_out(turn: TurnHandle) -> None:
 
 def demand_echo(turn: TurnHandle, prompt: list[int], max_new: int, whose: str) -> None:
     demand_tokens(turn, echo(prompt, max_new), whose)
+
+
+def together(plays: Sequence[Callable[[], None]]) -> None:
+    """Play all at once, each in a thread, and raise the first failure.
+
+    Turns that wait for one decoder are read like this: no order is promised, and one that runs may wait for its reader.
+    """
+    failures: list[Exception] = []
+
+    def attempt(play: Callable[[], None]) -> None:
+        try:
+            play()
+        except Exception as error:  # noqa: BLE001  top of a thread: raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=attempt, args=(play,)) for play in plays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def demand_echoes(turns: Sequence[tuple[TurnHandle, list[int], int]]) -> None:
+    """Of turns that wait together, each given with its prompt and max_new: every one has its own echo."""
+    together(
+        [
+            functools.partial(demand_echo, turn, prompt, max_new, f"turn {number} of those that waited")
+            for number, (turn, prompt, max_new) in enumerate(turns, 1)
+        ]
+    )
 
 
 def demand_stop(decoder: ScriptedDecoder) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
+from bench.contracts.adapter import LIMIT_S
 from bench.contracts.scripted import ContractBroken
 from bench.contracts.stage import (
     Stage,
     demand,
     demand_echo,
+    demand_echoes,
     demand_no_error,
     demand_nothing,
     demand_tokens,
     prompt_of,
     read_out,
     take,
+    together,
 )
 from bench.schemes.messages import TurnFailed
 
@@ -108,25 +112,15 @@ def eighty_turns(stage: Stage) -> None:
     """Four callers at once take twenty turns each over two decoders: each turn has its own tokens and nothing else."""
     stage.open_scripted(2)
     stage.play_echo()
-    together = threading.Barrier(4)
-    failures: list[Exception] = []
+    ready = threading.Barrier(4)
 
     def call(caller: int) -> None:
-        try:
-            together.wait(5.0)
-            for number in range(20):
-                prompt = prompt_of(20 * caller + number, length=3 + number)
-                demand_echo(stage.start(prompt, 5 + number), prompt, 5 + number, f"turn {number} of caller {caller}")
-        except Exception as error:  # noqa: BLE001  top of a thread: the first failure is the contract's
-            failures.append(error)
+        ready.wait(LIMIT_S)
+        for number in range(20):
+            prompt = prompt_of(20 * caller + number, length=3 + number)
+            demand_echo(stage.start(prompt, 5 + number), prompt, 5 + number, f"turn {number} of caller {caller}")
 
-    callers = [threading.Thread(target=call, args=(caller,)) for caller in range(4)]
-    for thread in callers:
-        thread.start()
-    for thread in callers:
-        thread.join()
-    if failures:
-        raise failures[0]
+    together([functools.partial(call, caller) for caller in range(4)])
 
 
 def cancel_while_queued(stage: Stage) -> None:
@@ -184,9 +178,8 @@ def real_pipes(stage: Stage) -> None:
     """Over a decoder process and its OS pipes: queued turns of several lengths, each with its own tokens."""
     stage.open_processes(1)
     sizes = (3, 40, 700, 1)
-    turns = [stage.start(prompt_of(number, size), size + 2) for number, size in enumerate(sizes)]
-    for number, (turn, size) in enumerate(zip(turns, sizes, strict=True)):
-        demand_echo(turn, prompt_of(number, size), size + 2, f"turn {number}")
+    asked = [(prompt_of(number, size), size + 2) for number, size in enumerate(sizes)]
+    demand_echoes([(stage.start(prompt, max_new), prompt, max_new) for prompt, max_new in asked])
     last = stage.start(prompt_of(9), 6)
     demand_echo(last, prompt_of(9), 6, "the last turn")
     result = last.result()
