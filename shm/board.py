@@ -57,6 +57,8 @@ class Word(IntEnum):
     TURNS = 22  # turns ended
     DECODER_DEATHS = 23
     BACKOFF_UNTIL_NS = 24  # CLOCK_MONOTONIC of the next decoder start, while in BACKOFF
+    DECODER_EXIT = 25  # status of the last dead decoder plus 1024 (negative: signal), 0 for none
+    REPLACEMENTS = 26  # decoder replacements carried out on order
 
 
 _TEXT_WORDS = 64  # texts begin here: each a sequence word, a length word, then bytes
@@ -120,6 +122,8 @@ class BoardSnapshot:
     turns: int
     decoder_deaths: int
     backoff_until_ns: int
+    decoder_exit: int
+    replacements: int
 
 
 class Board:

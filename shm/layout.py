@@ -6,6 +6,7 @@
     | board              |  single-writer words of the worker, readable while it hangs        (board.py)
     +--------------------+ 2 * PAGE
     | ring positions     |  written (worker) and read (server), a cache line each             (ring.py)
+    | orders             |  what the server wants of the worker, a cache line                (orders.py)
     | slot control words |  generation[slots], cancelled[slots], both the server's            (slots.py)
     +--------------------+ controls_end, up to a page
     | ring records       |  ring_records x 16 bytes                                           (ring.py)
@@ -62,7 +63,9 @@ class Layout:
         if self.context < 1:
             raise ValueError(f"context must be at least 1 token, not {self.context}.")
         if self.ring_records < MIN_RING_RECORDS or self.ring_records & (self.ring_records - 1):
-            raise ValueError(f"ring_records must be a power of two of at least {MIN_RING_RECORDS}, not {self.ring_records}.")
+            raise ValueError(
+                f"ring_records must be a power of two of at least {MIN_RING_RECORDS}, not {self.ring_records}."
+            )
         if self.options_bytes < 1024 or self.options_bytes % LINE_BYTES:
             raise ValueError(f"options_bytes must be a multiple of {LINE_BYTES} and at least 1024.")
 
@@ -79,8 +82,12 @@ class Layout:
         return 2 * PAGE_BYTES + LINE_BYTES
 
     @property
-    def generations_offset(self) -> int:
+    def orders_offset(self) -> int:
         return 2 * PAGE_BYTES + 2 * LINE_BYTES
+
+    @property
+    def generations_offset(self) -> int:
+        return 2 * PAGE_BYTES + 3 * LINE_BYTES
 
     @property
     def cancels_offset(self) -> int:

@@ -132,7 +132,9 @@ class RingReader(_Positions):
         if count == 0:
             return []
         if not 0 < count <= self._capacity:
-            raise ValueError(f"ring positions are impossible: written {written}, read {read}, capacity {self._capacity}")
+            raise ValueError(
+                f"ring positions are impossible: written {written}, read {read}, capacity {self._capacity}"
+            )
         with self._fence:
             pass
         start = read & self._mask

@@ -42,7 +42,9 @@ class Segment:
         self.words = self.bytes.cast("Q")
 
     def __repr__(self) -> str:
-        return f"Segment(epoch={self.epoch}, fd={self.fd}, slots={self.layout.slots}, size_bytes={self.layout.size_bytes})"
+        return (
+            f"Segment(epoch={self.epoch}, fd={self.fd}, slots={self.layout.slots}, size_bytes={self.layout.size_bytes})"
+        )
 
     @classmethod
     def create(cls, layout: Layout, *, epoch: int) -> "Segment":

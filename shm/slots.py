@@ -21,6 +21,7 @@ the worker hands the bytes from here to writev without touching them (4,097 ids:
 turned into text by the worker; docs/performance.md).
 """
 
+import threading
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -42,6 +43,8 @@ class Finish(IntEnum):
     BROKEN = 6  # the decoder said that it is broken, or died: the request may go on elsewhere
     STALLED = 7  # the server did not take its tokens in time
     REJECTED = 8  # the worker could not take it (not ready, no capacity): nothing was sent to the decoder
+    KILLED = 9  # the decoder was killed or stopped from outside: as BROKEN, and the request bears no blame
+    ENGINE = 10  # the decoder answered ERR for a reason of its own (a device error): not the request's fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,7 @@ class SlotLessor(_Table):
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
         self._last_generation = 0
+        self._fence = threading.Lock()  # orders the request before its generation on ARM64, as in ring.py
 
     def __repr__(self) -> str:
         return f"SlotLessor(slots={self.count}, last_generation={self._last_generation})"
@@ -110,7 +114,15 @@ class SlotLessor(_Table):
         return prompt_bytes <= self._layout.prompt_bytes and options_bytes <= self._layout.options_bytes
 
     def publish(
-        self, slot: int, *, kind: int, prompt: list[bytes], prompt_tokens: int, max_new: int, resume: int, options: bytes
+        self,
+        slot: int,
+        *,
+        kind: int,
+        prompt: list[bytes],
+        prompt_tokens: int,
+        max_new: int,
+        resume: int,
+        options: bytes,
     ) -> int:
         """Write a request into a slot that the caller holds free, and return its generation (1 to 2**32-1).
 
@@ -119,7 +131,9 @@ class SlotLessor(_Table):
         """
         prompt_bytes = sum(map(len, prompt))
         if not self.fits(prompt_bytes=prompt_bytes, options_bytes=len(options)):
-            raise ValueError(f"a request of {prompt_bytes} prompt bytes and {len(options)} option bytes has no room in a slot")
+            raise ValueError(
+                f"a request of {prompt_bytes} prompt bytes and {len(options)} option bytes has no room in a slot"
+            )
         at = self._prompt_at(slot)
         for piece in prompt:
             self._bytes[at : at + len(piece)] = piece
@@ -134,6 +148,8 @@ class SlotLessor(_Table):
         words[first + 4] = resume
         words[first + 5] = len(options)
         self._last_generation += 1
+        with self._fence:
+            pass
         words[self._generations + slot] = self._last_generation
         return self._last_generation
 

@@ -39,6 +39,14 @@ class DecoderRefused(RingfenceError):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFailed(RingfenceError):
+    """The decoder answered ERR for a reason of its own, not the request's; `text` is its message."""
+
+    worker: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class NonFinite(RingfenceError):
     """The decoder produced NaN for this request, twice."""
 

@@ -36,6 +36,8 @@ class PoolSettings:
     ring_records: int = 4096
     queue_requests: int = 256
     queue_tokens: int = 1_048_576
+    wait_for_workers_s: float = 0.0  # with no worker serving a new request is refused at once, or waits this long
+    end_ids: tuple[int, ...] = ()  # end-of-generation tokens: a turn whose last token is one needs no continuation
     poison_limit: int = 2  # decoders that a request may cost
     memory_limit_bytes: int = 0  # of worker and decoder together, 0: none
     worker_start_limit_s: float = 30.0  # for the worker process itself, until its board lives
