@@ -6,8 +6,8 @@ from http import HTTPStatus
 class BadRequest(Exception):
     """The client's mistake. Becomes OpenAI's error envelope with status 400.
 
-    message: a whole sentence that says what to change. param: the field at fault, with its index (`messages[2].content`),
-    or None for the request as a whole. code: a stable word for programs, or None.
+    message: a whole sentence that says what to change. param: the field at fault, with its index
+    (`messages[2].content`), or None for the request as a whole. code: a stable word for programs, or None.
     """
 
     status = HTTPStatus.BAD_REQUEST

@@ -2,21 +2,21 @@
 
     ids -> bytes of their pieces -> characters complete so far -> [ sent | held ] -> client
 
-Held back, and nothing else: the bytes of a character that isn't complete (three at most), and the longest end of the text that
-a stop string begins with. So a character is sent with the token that completes it.
+Held back, and nothing else: the bytes of a character that isn't complete (three at most), and the longest end of the
+text that a stop string begins with. So a character is sent with the token that completes it.
 
-Invariant: what the pushes and the finish return, joined, depends on the ids alone, not on how they were batched. All rules
-below are therefore rules on characters in their order:
+Invariant: what the pushes and the finish return, joined, depends on the ids alone, not on how they were batched. All
+rules below are therefore rules on characters in their order:
 
-- Bytes that are no UTF-8 become U+FFFD, one per maximal part (Unicode's practice, and Python's). A character cut off by the
-  end of the output becomes one U+FFFD, streamed or not. No surrogates, no exceptions.
+- Bytes that are no UTF-8 become U+FFFD, one per maximal part (Unicode's practice, and Python's). A character cut off by
+  the end of the output becomes one U+FFFD, streamed or not. No surrogates, no exceptions.
 - The stop string that is *complete first* counts: with "STOP" and "STOPPED", always "STOP"; with "abcd" and "bc", "bc".
   Of several that end at the same character the longest counts, so that nothing of any of them is sent.
 - Stop strings are compared by code points, without normalisation.
 - An id outside the vocabulary is an empty piece: a decoder's table may be padded beyond the tokenizer's.
 
-Search is an Aho-Corasick automaton: O(1) per character however the stop strings overlap. Refused: str.find on all text so far
-(quadratic over a stream), and a regular expression (leftmost match first depends on the batching).
+Search is an Aho-Corasick automaton: O(1) per character however the stop strings overlap. Refused: str.find on all text
+so far (quadratic over a stream), and a regular expression (leftmost match first depends on the batching).
 """
 
 import codecs
@@ -57,7 +57,8 @@ def _whole_text(piece: bytes) -> str | None:
 
 
 class StopStrings:
-    """Automaton over a request's stop strings. States are numbers, 0 is the start; `held[s]` characters are not yet decided.
+    """Automaton over a request's stop strings. States are numbers, 0 is the start; `held[s]` characters are not yet
+    decided.
 
     next[s]: next state by character. fail[s]: state of the longest proper end of s. ends[s]: length of the longest stop
     string that is complete in s, 0 for none; `texts[s]` is that stop string.

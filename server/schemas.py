@@ -1,8 +1,8 @@
 """The JSON that goes in and out: OpenAI's names and shapes, llama.cpp's where OpenAI has none.
 
 Requests. Ranges stand in the types, so the OpenAPI document shows the same ones that decode() enforces. A field that is
-null counts as absent; a field that we don't know is ignored, as OpenAI's own server and llama.cpp's do. A field that we know
-and can't honour is refused (`check`), never ignored: an answer in the wrong shape is worse than an error.
+null counts as absent; a field that we don't know is ignored, as OpenAI's own server and llama.cpp's do. A field that we
+know and can't honour is refused (`check`), never ignored: an answer in the wrong shape is worse than an error.
 
 Responses. A field typed `| UnsetType` is left out of the JSON when unset; one typed `| None` is written as null.
 """
@@ -190,7 +190,8 @@ class Usage(Struct, kw_only=True):
 
 
 class Timings(Struct, kw_only=True):
-    """llama.cpp's names, then ours. Times in milliseconds. cache_n prompt tokens came from the cache, prompt_n were read."""
+    """llama.cpp's names, then ours. Times in milliseconds. cache_n prompt tokens came from the cache, prompt_n were
+    read."""
 
     cache_n: int
     prompt_n: int
@@ -232,7 +233,7 @@ class Completion(Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 
 
@@ -293,7 +294,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 
 
