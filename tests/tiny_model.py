@@ -123,7 +123,7 @@ def build(
     seed: int = 0,
     layers: int = 2,
     width: int = 64,
-    heads: int = 4,
+    heads: int = 2,
     hidden: int = 128,
     context: int = 4096,
 ) -> Path:

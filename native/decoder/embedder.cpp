@@ -13,7 +13,7 @@ bool Embedder::is_running(uint32_t rid) const {
     return std::any_of(jobs_.begin(), jobs_.end(), [rid](const Job& job) { return job.request.rid == rid; });
 }
 
-void Embedder::push(Request request, double now_ms) { jobs_.push_back({std::move(request), now_ms}); }
+void Embedder::push(Request request, double now_ms) { jobs_.push_back({std::move(request), now_ms, 0, false, {}}); }
 
 void Embedder::stop(uint32_t rid) {
     for (Job& job : jobs_) {

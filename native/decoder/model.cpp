@@ -27,6 +27,13 @@ ggml_type kv_type_of(const std::string& name) {
     throw BadOption("--kv-type=" + name + " is unknown; use f16, bf16, f32, q8_0, q5_1, q5_0, q4_1 or q4_0");
 }
 
+llama_flash_attn_type flash_attention_of(const Options& options) {
+    if (options.flash_attention == "on") return LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    if (options.flash_attention == "off") return LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    if (options.flash_attention == "auto") return LLAMA_FLASH_ATTN_TYPE_AUTO;
+    throw BadOption("--flash-attention=" + options.flash_attention + " is unknown; use on, off or auto");
+}
+
 void log_to_stderr(ggml_log_level level, const char* text, void* user_data) {
     static ggml_log_level last = GGML_LOG_LEVEL_INFO;
     if (level == GGML_LOG_LEVEL_CONT) level = last;
@@ -74,6 +81,7 @@ void start_backend(bool is_verbose) {
 
 ModelPointer load_model(const Options& options, const std::function<void(int)>& progress) {
     kv_type_of(options.kv_type);  // complain before the long part
+    flash_attention_of(options);
     Progress state{progress};
     llama_model_params parameters = llama_model_default_params();
     parameters.n_gpu_layers = options.gpu_layers < 0 ? 999 : int32_t(options.gpu_layers);
@@ -101,6 +109,7 @@ ContextPointer make_context(llama_model* model, const Options& options) {
     parameters.n_threads = int32_t(options.threads);
     parameters.n_threads_batch = int32_t(options.threads_batch);
     parameters.type_k = parameters.type_v = kv_type_of(options.kv_type);
+    parameters.flash_attn_type = flash_attention_of(options);
     parameters.swa_full = !options.small_swa;
     parameters.no_perf = true;
     limit_outputs(parameters, uint32_t(options.slots), 0);

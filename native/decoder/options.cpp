@@ -46,6 +46,8 @@ const std::vector<Entry>& entries() {
          Integer{&Options::gpu_layers, -1, million}},
         {"--kv-type", "TYPE", "type of the KV cache: f16, bf16, f32, q8_0, q5_1, q5_0, q4_1, q4_0; default f16",
          Text{&Options::kv_type}},
+        {"--flash-attention", "MODE", "fused attention: on, off, or auto (on where the backend has it); default auto",
+         Text{&Options::flash_attention}},
         {"--kv-cells", "N",
          "one KV cache of N cells shared by all slots (prefixes are shared without a copy, idle prefixes are dropped when "
          "it is full); default 0: each slot has its own of --context cells, which decodes faster",

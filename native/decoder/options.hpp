@@ -15,6 +15,7 @@ struct Options {
     int64_t threads_batch = 0;
     int64_t gpu_layers = -1;
     std::string kv_type = "f16";
+    std::string flash_attention = "auto";
     int64_t kv_cells = 0;
     int64_t batch = 2048;
     int64_t ubatch = 512;
