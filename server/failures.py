@@ -83,10 +83,5 @@ class MalformedRequest(Refusal):
     """The bytes on the connection are not HTTP/1.1."""
 
 
-@dataclass(slots=True, eq=False)
-class ModelLoading(Refusal):
-    """The tokenizer is still being read; it takes a second or two after the start."""
-
-
 class ClientGone(Exception):
     """The client has closed its connection: there is nobody to answer."""
