@@ -1,0 +1,68 @@
+"""What HTTP needs of a pool of workers. workers/pool.py is the real one; tests use tests/fakes/pool.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from workers.request import GenerationRequest
+from workers.snapshot import Capabilities, PoolSnapshot
+from workers.turn import Turn
+
+
+class Reservation(Protocol):
+    """A place in the queue, held while a prompt is being tokenised."""
+
+    def release(self) -> None:
+        """Give the place back. Harmless when it was given back or used."""
+
+    def resize(self, tokens: int, /) -> None:
+        """The prompt's size is known now. May raise Overloaded."""
+
+
+class Backend(Protocol):
+    """A pool of workers. All of it is called from the event loop that started it."""
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def reserve(self, *, prompt_tokens: int) -> Reservation:
+        """Take a place in the queue. Raises Overloaded, ShuttingDown, NoWorkers."""
+
+    def submit(self, request: GenerationRequest, reservation: Any = None) -> Turn:
+        """Queue a request. Raises PromptTooLong, Unsupported, Overloaded, ShuttingDown."""
+
+    def snapshot(self) -> PoolSnapshot: ...
+
+    def begin_drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self, *, drain_s: float) -> None:
+        """Let what runs end within drain_s, end the rest with ShuttingDown, and every process with it."""
+
+    def stop_now(self) -> None:
+        """End the drain of a stop that is under way."""
+
+    async def restart_worker(self, index: int) -> None: ...
+
+    async def drain_worker(self, index: int) -> None: ...
+
+    async def resume_worker(self, index: int) -> None: ...
+
+    async def cordon_worker(self, index: int) -> None: ...
+
+    async def uncordon_worker(self, index: int) -> None: ...
+
+    async def unload_worker(self, index: int) -> None: ...
+
+    async def load_worker(self, index: int) -> None: ...
+
+    async def rolling_restart(self) -> None: ...
+
+    def incidents(self) -> Sequence[Mapping[str, Any]]: ...
