@@ -15,15 +15,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 # CMAKE_ARGS once given counts in this clone until another is given (CMAKE_ARGS= for none): a GPU build stays one.
+$(shell mkdir -p build)
 ifeq ($(origin CMAKE_ARGS),undefined)
 CMAKE_ARGS := $(shell cat build/cmake-args 2>/dev/null)
 else
-$(shell mkdir -p build)
 $(file >build/cmake-args,$(CMAKE_ARGS))
 endif
 export CMAKE_ARGS
 
-LLAMA := $(VENV)/done-llama-$(shell $(PYTHON) native/llama/build.py --key)
+LLAMA := $(VENV)/done-llama-$(shell CMAKE_ARGS='$(CMAKE_ARGS)' $(PYTHON) native/llama/build.py --key)
 DECODER_SOURCES := $(shell find native/decoder -type f 2>/dev/null)
 PYTHON_SOURCES = $(wildcard server workers native shm bench tests)
 
@@ -58,13 +58,13 @@ clean:
 
 $(VENV)/done-tools:
 	@echo "ringfence: making a virtual environment in $(VENV)"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install $(BUILD_TOOLS)
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install $(BUILD_TOOLS)
 	@touch $@
 
 $(LLAMA): $(VENV)/done-tools
-	wheel=$$($(BIN)/python native/llama/build.py) && $(PIP) install --force-reinstall --no-deps "$$wheel"
-	@rm -f $(VENV)/done-llama-*
+	@wheel=$$($(BIN)/python native/llama/build.py) && $(PIP) install --force-reinstall --no-deps "$$wheel"
+	@rm -rf $(VENV)/done-llama-* build/decoder build/done-decoder
 	@touch $@
 
 EXTRAS_demo := demo
@@ -72,17 +72,19 @@ EXTRAS_test := demo,test
 EXTRAS_bench := demo,test,bench
 $(VENV)/done-demo $(VENV)/done-test $(VENV)/done-bench: $(VENV)/done-%: pyproject.toml $(LLAMA)
 	@echo "ringfence: installing dependencies ($(EXTRAS_$*))"
-	$(PIP) install --no-build-isolation --editable ".[$(EXTRAS_$*)]"
+	@$(PIP) install --no-build-isolation --editable ".[$(EXTRAS_$*)]"
 	@touch $@
 
-# --- the decoder: CMake and ninja decide what to compile anew
+# --- the decoder: CMake and ninja decide what to compile anew. A llama.cpp of the user's in CMAKE_PREFIX_PATH goes first.
+
+PLATLIB = $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('platlib'))")
 
 decoder: build/done-decoder
 build/done-decoder: $(LLAMA) $(DECODER_SOURCES)
 	@echo "ringfence: building the decoder"
-	$(BIN)/cmake -G Ninja -S native/decoder -B build/decoder -DCMAKE_BUILD_TYPE=Release --log-level=WARNING \
+	@$(BIN)/cmake -G Ninja -S native/decoder -B build/decoder -DCMAKE_BUILD_TYPE=Release --log-level=WARNING \
 	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	    -DCMAKE_PREFIX_PATH="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" $(CMAKE_ARGS)
-	$(BIN)/cmake --build build/decoder
-	$(BIN)/cmake --install build/decoder --prefix $(CURDIR) >build/decoder/install.log
+	    -DCMAKE_PREFIX_PATH="$(subst :,;,$(CMAKE_PREFIX_PATH));$(PLATLIB)" $(CMAKE_ARGS) >build/configure.log
+	@$(BIN)/cmake --build build/decoder -- --quiet
+	@$(BIN)/cmake --install build/decoder --prefix $(CURDIR) >build/install.log
 	@touch $@
