@@ -30,7 +30,7 @@ def main() -> int:
         settings = msgspec.json.decode(arguments.settings, type=WorkerSettings)
         segment = Segment.attach(arguments.segment_fd, epoch=arguments.epoch)
     except (msgspec.MsgspecError, SegmentMismatch) as error:
-        print(f"worker cannot start: {error}", file=sys.stderr)
+        sys.stderr.write(f"worker cannot start: {error}\n")
         return BAD_START
     worker = WorkerProcess(
         settings,
