@@ -147,3 +147,10 @@ class RingReader(_Positions):
             pass
         self._words[self._read_at] = written
         return records
+
+    def last(self, count: int) -> list[tuple[int, int]]:
+        """The last `count` records published, taken or not, as (head, payload): for the record of a death."""
+        written = self._words[self._written_at]
+        first = max(0, written - min(count, self._capacity))
+        places = (self._first + 2 * (position & self._mask) for position in range(first, written))
+        return [(self._words[at], self._words[at + 1]) for at in places]

@@ -23,6 +23,7 @@ class Job:
     runs: int = 0
     nonfinite: int = 0
     cached_tokens: int = 0
+    unread: int = 0  # generated after the caller had cancelled, and delivered to nobody
     prompt_us: int = 0
     decode_us: int = 0
     drafts_accepted: int = 0

@@ -14,13 +14,12 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from native.dialect import Info, words_of
-from shm.board import WorkerState
 from shm.orders import Wanted
 from shm.slots import Finish, SlotResult
 from workers.blame import accuse, may_join
@@ -41,7 +40,9 @@ from workers.errors import (
 )
 from workers.exits import ExitKind
 from workers.incarnation import Lease
+from workers.incidents import IncidentLog
 from workers.job import Job
+from workers.operations import Operations
 from workers.prefix import PrefixChain
 from workers.replica import Death, Replica
 from workers.request import FinishReason, GenerationRequest, RequestKind, TurnResult
@@ -83,6 +84,10 @@ class Pool:
         self._lag = Lag(_IDLE_WATCH_S)
         self._info: tuple[str, Info] = ("", Info())
         self._stop_now = asyncio.Event()
+        self.operations = Operations(self.replicas, self.on_capacity)
+        self._incidents = IncidentLog(
+            settings.incidents_dir, kept=settings.incidents_kept, with_content=settings.incidents_with_content
+        )
 
     def __repr__(self) -> str:
         return f"Pool(running={self.running}, waiting={len(self._queue)}, replicas={self.replicas!r})"
@@ -115,6 +120,7 @@ class Pool:
             for replica in self.replicas:
                 replica.kill()
             await self._all_stopped(5.0)
+        await self._incidents.flush()
 
     def stop_now(self) -> None:
         """A drain in progress ends at once."""
@@ -302,6 +308,7 @@ class Pool:
         if turn.state is TurnState.ENDED:
             return
         if turn.is_cancelled or result.finish is Finish.CANCEL:
+            job.unread = max(0, lease.first_token + result.generated - len(turn.ids))
             self._end_cancelled(job)
         elif result.finish in _FINISHES:
             self._learn(replica, lease, result)
@@ -324,7 +331,9 @@ class Pool:
 
     def on_death(self, replica: Replica, death: Death) -> None:
         """A worker or decoder died (called by its replica): its turns go on elsewhere, but for a guilty one."""
-        self._counts["worker_deaths" if death.is_worker else "decoder_deaths"] += 1
+        if death.exit.kind is not ExitKind.CLEAN or death.leases:
+            self._counts["worker_deaths" if death.is_worker else "decoder_deaths"] += 1
+            self._incidents.record(death)
         is_external = death.exit.is_external or death.is_worker
         live = [lease for lease in death.leases if lease.turn.state is not TurnState.ENDED]
         refused = accuse(
@@ -417,7 +426,7 @@ class Pool:
             worker=-1 if turn.worker is None else turn.worker,
             prompt_tokens=len(turn.request.prompt),
             cached_tokens=min(job.cached_tokens, len(turn.request.prompt)),
-            generated=len(turn.ids),
+            generated=len(turn.ids) + job.unread,
             queue_ms=turn.queue_ms,
             prompt_ms=job.prompt_us / 1000,
             decode_ms=job.decode_us / 1000,
@@ -490,6 +499,10 @@ class Pool:
         rate = (len(self._ends) - 1) / max(1e-3, time.monotonic() - self._ends[0])
         return min(_RETRY_MOST_S, max(_RETRY_LEAST_S, (len(self._queue) + self._queue.reserved + 1) / rate))
 
+    def incidents(self) -> list[dict[str, Any]]:
+        """Deaths of workers and decoders, newest first."""
+        return self._incidents.newest()
+
     def snapshot(self) -> PoolSnapshot:
         now = time.monotonic()
         counts = {
@@ -552,77 +565,6 @@ class Pool:
         ):
             _log.info("worker=%d unloading its decoder after %.0f idle seconds", replica.index, limit_s)
             replica.want(Wanted.UNLOAD)
-
-    # ---- operators -------------------------------------------------------------------------------------------------
-
-    async def restart_worker(self, index: int) -> None:
-        """Drain, replace process and decoder, wait until it serves again (or the drain limit has passed)."""
-        replica = self.replicas[index]
-        await self._drain_replica(replica)
-        epoch = 0 if replica.incarnation is None else replica.incarnation.epoch
-        replica.order_restart("restarted by an operator")
-        await self._until(lambda: replica.incarnation is not None and replica.incarnation.epoch != epoch, 60.0)
-        replica.is_draining = False
-        await self._until(lambda: replica.is_serving, self.settings.workers[index].start_limit_s)
-
-    async def rolling_restart(self) -> None:
-        """Restart one worker after the other; no request fails."""
-        for replica in self.replicas:
-            await self.restart_worker(replica.index)
-
-    async def drain_worker(self, index: int) -> None:
-        """Give it nothing new, and wait until it has finished what it has."""
-        await self._drain_replica(self.replicas[index])
-
-    async def resume_worker(self, index: int) -> None:
-        self.replicas[index].is_draining = False
-        self.on_capacity()
-
-    async def cordon_worker(self, index: int) -> None:
-        """Give it nothing new until uncordoned; what it runs goes on."""
-        self.replicas[index].is_cordoned = True
-
-    async def uncordon_worker(self, index: int) -> None:
-        """Lift a cordon, whoever put it: a worker that died too often is started at once."""
-        replica = self.replicas[index]
-        replica.is_cordoned = False
-        if replica.state is WorkerState.FATAL:
-            if replica.incarnation is not None:
-                replica.incarnation.replace_decoder()
-            else:
-                replica.order_restart("uncordoned by an operator")
-        self.on_capacity()
-
-    async def unload_worker(self, index: int) -> None:
-        """Drain it and free its decoder's memory; it loads again on demand or by `load_worker`."""
-        replica = self.replicas[index]
-        await self._drain_replica(replica)
-        replica.want(Wanted.UNLOAD)
-        replica.is_draining = False
-        await self._until(lambda: replica.state is WorkerState.UNLOADED, replica.settings.kill_grace_s + 5.0)
-
-    async def load_worker(self, index: int) -> None:
-        replica = self.replicas[index]
-        replica.is_draining = False
-        replica.wake()
-        await self._until(lambda: replica.is_serving, replica.settings.start_limit_s)
-
-    async def _drain_replica(self, replica: Replica) -> None:
-        replica.is_draining = True
-        await self._until(lambda: replica.running == 0, 600.0)
-
-    @staticmethod
-    async def _until(condition: Callable[[], bool], limit_s: float) -> bool:
-        until = time.monotonic() + limit_s
-        while not condition():
-            if time.monotonic() > until:
-                return False
-            await asyncio.sleep(0.02)
-        return True
-
-    def incidents(self) -> list[dict[str, object]]:
-        """Deaths of workers and decoders, newest first."""
-        return []
 
 
 def _capabilities(info: Info) -> Capabilities:

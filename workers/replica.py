@@ -32,6 +32,7 @@ from workers.watchdog import Limits, Verdict, Watchdog, observe
 
 _log = logging.getLogger("ringfence.workers")
 _STDERR_KEPT = 100
+_RECORDS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +414,10 @@ class Replica:
         is_external = all(result.finish is Finish.KILLED for _, result in lost) if lost else False
         text = lost[0][1].error if lost else board.error.read()
         status = board.get(Word.DECODER_EXIT) - 1024
-        exit_ = Exit(ExitKind.KILLED if is_external else classify(status, self.stderr).kind, text)
+        kind = ExitKind.KILLED if is_external else classify(status, self.stderr).kind
+        if lost and kind is ExitKind.KILLED and not is_external:
+            kind = ExitKind.BROKEN  # the SIGKILL was the worker's own: it had condemned its decoder
+        exit_ = Exit(kind, text)
         self.decoder_deaths += 1
         self._tell_death(incarnation, exit_, [lease for lease, _ in lost], is_worker=False, status=status)
 
@@ -430,7 +434,7 @@ class Replica:
                 incarnation=incarnation.epoch,
                 board=incarnation.board.snapshot(),
                 leases=tuple(leases),
-                records=(),
+                records=tuple(incarnation.reader.last(_RECORDS_KEPT)),
                 stderr=tuple(self.stderr),
             ),
         )

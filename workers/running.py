@@ -113,11 +113,11 @@ class RunningTurns:
         self, turn: RunningTurn, token: int, logprob: float | None, alternatives: tuple[tuple[int, float], ...] | None
     ) -> bool:
         """A token for the ring; False when the decoder has sent more than it was asked for."""
-        if turn.is_cancelled:
-            return True
         if turn.generated >= turn.max_new:
             return False
         turn.generated += 1
+        if turn.is_cancelled:
+            return True
         if logprob is None:
             if turn.parked is not None or not self._ring.try_push(turn.token_head, token):
                 self._park(turn, turn.token_head, token, 0)
