@@ -222,7 +222,7 @@ class Build:
                 while (code := self.wait(process)) is None:
                     say(f"{what} {self.position()}, {time.monotonic() - self.started_s:.0f} s")
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # the compilers below it too
+                os.killpg(process.pid, signal.SIGKILL)  # pip, CMake and ninja below it
                 raise
         if code != 0:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
