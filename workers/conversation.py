@@ -63,6 +63,7 @@ class Conversation:
         self._note = note
         self._options: dict[bytes, SamplingOptions] = {}
         self._engine_failures = 0
+        self._is_broken = False  # the decoder said so: nothing it says after that is believed, a DONE least of all
         self.begin(Dialect.SOLO, Info())
 
     def __repr__(self) -> str:
@@ -80,6 +81,7 @@ class Conversation:
         self._parser = AnswerParser(dialect, info.vocabulary)
         self._encoder = Encoder(dialect, info)
         self._engine_failures = 0
+        self._is_broken = False
         self.turns.new_decoder()
 
     # ---- out -------------------------------------------------------------------------------------------------------
@@ -143,6 +145,8 @@ class Conversation:
         parse, by_rid, token = self._parser.parse, self.turns.by_rid, self.turns.token
         tokens = stale = violations = 0
         for line in lines:
+            if self._is_broken:
+                break
             try:
                 kind, rid, a, b, extra = parse(line)
             except ProtocolViolation as violation:
@@ -235,6 +239,7 @@ class Conversation:
         self._note(f"engine error: {text}")
         self._engine_failures += 1
         if is_fatal:
+            self._is_broken = True
             self._condemn(Exit(ExitKind.BROKEN, f"the engine said: {text}"))
         elif self._engine_failures >= self._settings.engine_failures_limit:
             reason = f"{self._engine_failures} engine errors in a row, the last: {text}"
