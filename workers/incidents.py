@@ -96,7 +96,7 @@ class IncidentLog:
 
 def describe(death: Death, *, with_content: bool) -> dict[str, Any]:
     """A death as plain JSON values."""
-    board = {key: value for key, value in asdict(death.board).items()}
+    board = asdict(death.board)
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "what": "worker" if death.is_worker else "decoder",
