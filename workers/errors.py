@@ -1,4 +1,7 @@
-"""What can go wrong with a turn, by cause. Each carries data; the HTTP status and text are made in server/errors.py."""
+"""What can go wrong with a turn, by cause. Each carries data; the HTTP status and text are made in server/errors.py.
+
+Not frozen: contextlib and friends set `__traceback__` on exceptions. Compared by identity, like other exceptions.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +10,7 @@ class RingfenceError(Exception):
     """Root of the errors that a caller of the pool may see."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Overloaded(RingfenceError):
     """The queue is full; `retry_after_s` is computed from measured throughput. `bound` names the limit reached."""
 
@@ -16,7 +19,7 @@ class Overloaded(RingfenceError):
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class NoWorkers(RingfenceError):
     """No worker can serve, and the caller asked not to wait; `reasons` has one entry per worker."""
 
@@ -24,21 +27,21 @@ class NoWorkers(RingfenceError):
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class DeadlineExceeded(RingfenceError):
     """The request waited longer than its deadline and was never sent to a decoder."""
 
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class DecoderRefused(RingfenceError):
     """The decoder answered ERR to this request; `text` is its own message."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class EngineFailed(RingfenceError):
     """The decoder answered ERR for a reason of its own, not the request's; `text` is its message."""
 
@@ -46,19 +49,19 @@ class EngineFailed(RingfenceError):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class NonFinite(RingfenceError):
     """The decoder produced NaN for this request, twice."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class PoisonRequest(RingfenceError):
     """The request was running when `deaths` decoders died, and is not given another."""
 
     deaths: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class WorkerLost(RingfenceError):
     """Worker or decoder died, and the request can't go on elsewhere."""
 
@@ -66,14 +69,14 @@ class WorkerLost(RingfenceError):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class SlowClient(RingfenceError):
     """Tokens were not taken in time; the generation was stopped."""
 
     stalled_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class PromptTooLong(RingfenceError):
     """The prompt does not fit the context of any worker."""
 
@@ -81,13 +84,13 @@ class PromptTooLong(RingfenceError):
     context: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Unsupported(RingfenceError):
     """The decoder has not announced what the request needs (`capability`: grammar, logprobs, logit_bias, embeddings)."""
 
     capability: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class ShuttingDown(RingfenceError):
     """The server is stopping and takes nothing new, or its drain limit has passed."""
