@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from server.config import Config, load_config
+
 ROOT = Path(__file__).parents[2]
-DRAIN_S = 30
 DEADLINE_S = 20.0
 
 SERVER = """#!{python}
@@ -39,7 +40,12 @@ def policy() -> configparser.SectionProxy:
 
 def test_stop_leaves_time_for_the_drain(policy: configparser.SectionProxy) -> None:
     assert policy["stopsignal"] == "TERM"
-    assert int(policy["stopwaitsecs"]) >= DRAIN_S + 10
+    assert int(policy["stopwaitsecs"]) >= Config().drain_s + 10
+
+
+def test_shipped_configuration_is_accepted_and_its_drain_fits(policy: configparser.SectionProxy) -> None:
+    config = load_config(options={"model": __file__}, environment={}, path=ROOT / "deploy" / "ringfence.toml")
+    assert config.drain_s + 10 <= int(policy["stopwaitsecs"])
 
 
 def test_sigterm_goes_to_the_server_alone_and_sigkill_to_its_group(policy: configparser.SectionProxy) -> None:
