@@ -43,8 +43,13 @@ def test_stop_leaves_time_for_the_drain(policy: configparser.SectionProxy) -> No
     assert int(policy["stopwaitsecs"]) >= Config().drain_s + 10
 
 
-def test_shipped_configuration_is_accepted_and_its_drain_fits(policy: configparser.SectionProxy) -> None:
-    config = load_config(options={"model": __file__}, environment={}, path=ROOT / "deploy" / "ringfence.toml")
+def test_shipped_configuration_is_accepted_and_its_drain_fits(
+    policy: configparser.SectionProxy, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    shipped = ROOT / "deploy" / "ringfence.toml"
+    config = load_config(options={"model": str(model)}, environment={}, path=shipped)
     assert config.drain_s + 10 <= int(policy["stopwaitsecs"])
 
 
