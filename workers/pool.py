@@ -230,9 +230,10 @@ class Pool:
 
     def _wait(self, job: Job) -> None:
         self._queue.append(job)
-        limit = min(job.turn.request.deadline_s, self.settings.wait_for_workers_s or job.turn.request.deadline_s)
-        limit = job.turn.request.deadline_s if self._free_capacity() or self.running else limit
-        job.deadline = asyncio.get_running_loop().call_later(limit, self._expire, job)
+        limit_s = job.turn.request.deadline_s
+        if self.settings.wait_for_workers_s and not any(replica.is_serving for replica in self.replicas):
+            limit_s = min(limit_s, self.settings.wait_for_workers_s)
+        job.deadline = asyncio.get_running_loop().call_later(limit_s, self._expire, job)
         self._wake_sleepers()
 
     def _expire(self, job: Job) -> None:

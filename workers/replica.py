@@ -78,6 +78,7 @@ class Replica:
         self.last_used = 0
         self.stderr: deque[str] = deque(maxlen=_STDERR_KEPT)
         self.hangs = 0
+        self.memory_bytes = 0  # of worker and decoder together, as the watchdog last saw it
         self.decoder_deaths = 0
         self.stale_total = 0
         self.supervisor = Supervisor(
@@ -208,7 +209,7 @@ class Replica:
             heartbeat_age_s=_age_s(now_ns, 0 if board is None else board.heartbeat_ns),
             last_error="" if incarnation is None else incarnation.board.error.read(),
             info="" if incarnation is None else incarnation.board.info.read(),
-            memory_bytes=0,
+            memory_bytes=0 if incarnation is None else self.memory_bytes,
             board=board,
         )
 
@@ -270,6 +271,7 @@ class Replica:
             oldest_s=oldest_s,
             now_ns=time.monotonic_ns(),
         )
+        self.memory_bytes = observation.memory_bytes
         verdict = self._watchdog.judge(observation)
         if verdict is not None:
             self._verdict = verdict
