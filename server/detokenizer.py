@@ -114,13 +114,13 @@ class StopStrings:
 
 
 class Detokenizer:
-    """One choice's output. stops: not empty strings. With `has_offsets`, `text_offsets` and `released` are kept too.
+    """One choice's output, from ids (not negative) and stop strings (not empty).
 
     stopped: the stop string that was found; from then on pushes return nothing and count nothing.
     tokens_used: ids taken, up to and including the one that completed the stop string.
-    text_offsets: for every id taken, the number of characters before it in the whole output.
-    released: how many of these ids have all their characters sent (or belong before a stop string): an endpoint sends
-    their logprobs along with the text.
+    text_offsets: with `has_offsets`, for every id taken, the number of characters before it in the whole output.
+    released: with `has_offsets`, how many of these ids have all their characters sent, or begin before a stop string: an
+    endpoint sends their logprobs along with the text.
     """
 
     __slots__ = (
@@ -178,20 +178,26 @@ class Detokenizer:
         if self.is_finished or self.stopped is not None:
             self.is_finished = True
             return ""
-        rest = self._decode(b"", final=True)
-        text = self._scan(rest) if self._automaton is not None else rest
+        self.is_finished = True
+        text = self._decode(b"", final=True)
+        self._characters += len(text)
+        if self._automaton is not None:
+            text = self._scan(text)
         if self.stopped is None:
             text, self._held = text + self._held, ""
-            self.released = self.tokens_used
         self._sent += len(text)
-        self.is_finished = True
+        self._release()
         return text
 
     def _push_plain(self, ids: Sequence[int]) -> str:
-        self.tokens_used += len(ids)
+        count = len(ids)
+        self.tokens_used += count
+        texts = self._texts
         if not self._tail:
+            if count == 1 and (token := ids[0]) < len(texts) and (text := texts[token]) is not None:
+                return text
             try:
-                return "".join([self._texts[token] for token in ids])  # type: ignore[misc]
+                return "".join([texts[token] for token in ids])  # type: ignore[misc]
             except (TypeError, IndexError):
                 pass  # a part of a character, or an id beyond the table
         return self._decode(self._pieces.join(ids))

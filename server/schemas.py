@@ -8,6 +8,7 @@ Responses. A field typed `| UnsetType` is left out of the JSON when unset; one t
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -306,7 +307,7 @@ class TokenPiece(Struct, kw_only=True):
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    tokens: list[int] | list[TokenPiece]
+    tokens: Sequence[int | TokenPiece]
 
 
 class DetokenizeResponse(Struct, kw_only=True):

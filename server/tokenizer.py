@@ -123,8 +123,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of any text.
 
-        add_special: with bos (and eos) where the model wants them. parse_special: text such as `<s>` becomes the special
-        token rather than its characters.
+        add_special: with bos (and eos) where the model wants them. parse_special: text such as `<s>` becomes the
+        special token rather than its characters.
         """
         data = _utf8(text)
         parts = self._parts(data) if self._has_regex and len(data) > RUN_LIMIT else [data]
