@@ -4,12 +4,13 @@ POST /admin/workers/{n}/{action}   restart, drain, resume, cordon, uncordon, unl
 POST /admin/restart                all workers, one after the other, without a failed request
 GET  /admin/incidents              what is recorded of deaths
 
-An action is answered when it is done (200) with the worker as it is then. A client that gives up earlier does not
-undo it.
+An action is answered when it is done (200, or 202 with `done: false` if its limit passed first) with the worker as it
+is. A client that gives up earlier does not undo it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -26,10 +27,10 @@ class WorkerAction:
 
     def __init__(self, pool: Backend) -> None:
         self._pool = pool
-        self._calls: dict[str, Callable[[int], Awaitable[None]]] = {
-            action: getattr(pool, f"{action}_worker") for action in ACTIONS
+        self._calls: dict[str, Callable[[int], Coroutine[Any, Any, bool]]] = {
+            action: getattr(pool.operations, action) for action in ACTIONS
         }
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[bool]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.of(scope)
@@ -38,9 +39,10 @@ class WorkerAction:
         if action not in self._calls:
             raise RouteNotFound(scope["method"], scope["path"])
         index = self._index(scope["path_params"]["n"])
-        await self._finish(action, self._calls[action](index))
+        is_done = await self._finish(action, self._calls[action](index))
         worker = health_of(self._pool.snapshot())["worker"][index]
-        await exchange.respond(200, msgspec.json.encode({"action": action, "worker": worker}))
+        body = msgspec.json.encode({"action": action, "done": is_done, "worker": worker})
+        await exchange.respond(200 if is_done else 202, body)
 
     def _index(self, text: str) -> int:
         count = len(self._pool.snapshot().workers)
@@ -48,19 +50,12 @@ class WorkerAction:
             raise WorkerNotFound(text, count)
         return int(text)
 
-    async def _finish(self, action: str, work: Awaitable[None]) -> None:
+    async def _finish(self, action: str, work: Coroutine[Any, Any, bool]) -> bool:
         """Shielded: the caller's leaving must not stop a restart half-way."""
-        task = asyncio.ensure_future(_as_task(work))
+        task = asyncio.create_task(work, name=f"admin-{action}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        try:
-            await asyncio.shield(task)
-        except (RuntimeError, ValueError, TimeoutError) as error:
-            raise AdminFailed(action, str(error) or type(error).__name__) from error
-
-
-async def _as_task(work: Awaitable[None]) -> None:
-    await work
+        return await asyncio.shield(task)
 
 
 class RollingRestart:
@@ -68,14 +63,14 @@ class RollingRestart:
 
     def __init__(self, pool: Backend) -> None:
         self._pool = pool
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[bool] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.of(scope)
         exchange.endpoint = "/admin/restart"
         if self._task is not None and not self._task.done():
             raise AdminFailed("restart", "a rolling restart is running already")
-        self._task = asyncio.ensure_future(_as_task(self._pool.rolling_restart()))
+        self._task = asyncio.create_task(self._pool.operations.restart_all(), name="admin-restart-all")
         await exchange.respond(202, b'{"action":"restart","status":"started"}')
 
 

@@ -37,7 +37,6 @@ from server.schemas import (
     Model,
     ModelList,
     TokenizeRequest,
-    TokenizeResponse,
 )
 from server.service import Service
 from server.status import Status
@@ -71,7 +70,6 @@ OPERATIONS = (
         path="/tokenize",
         summary="Text to token ids",
         request=TokenizeRequest,
-        response=TokenizeResponse,
         errors=(400, 401, 413, 415),
     ),
     Operation(

@@ -54,6 +54,42 @@ class FakeReservation:
         self.prompt_tokens = tokens
 
 
+class FakeOperations:
+    """Notes what was called. succeeds: what each call answers."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+        self.succeeds = True
+
+    async def restart_all(self) -> bool:
+        return self._note("restart_all")
+
+    async def restart(self, index: int) -> bool:
+        return self._note(f"restart {index}")
+
+    async def drain(self, index: int) -> bool:
+        return self._note(f"drain {index}")
+
+    async def resume(self, index: int) -> bool:
+        return self._note(f"resume {index}")
+
+    async def cordon(self, index: int) -> bool:
+        return self._note(f"cordon {index}")
+
+    async def uncordon(self, index: int) -> bool:
+        return self._note(f"uncordon {index}")
+
+    async def unload(self, index: int) -> bool:
+        return self._note(f"unload {index}")
+
+    async def load(self, index: int) -> bool:
+        return self._note(f"load {index}")
+
+    def _note(self, call: str) -> bool:
+        self._calls.append(call)
+        return self.succeeds
+
+
 class FakePool:
     """Stands in for workers.pool.Pool."""
 
@@ -78,7 +114,7 @@ class FakePool:
         self.cordoned: set[int] = set()
         self.counters = PoolCounters()
         self.calls: list[str] = []
-        self.admin_error: Exception | None = None
+        self.operations = FakeOperations(self.calls)
         self.snapshot_error: Exception | None = None
         self.incident_records: list[dict[str, Any]] = []
         self._scripts_of: dict[int, Script] = {}
@@ -166,30 +202,6 @@ class FakePool:
     def stop_now(self) -> None:
         self.is_stopped_now = True
 
-    async def restart_worker(self, index: int) -> None:
-        self._admin("restart", index)
-
-    async def drain_worker(self, index: int) -> None:
-        self._admin("drain", index)
-
-    async def resume_worker(self, index: int) -> None:
-        self._admin("resume", index)
-
-    async def cordon_worker(self, index: int) -> None:
-        self._admin("cordon", index)
-
-    async def uncordon_worker(self, index: int) -> None:
-        self._admin("uncordon", index)
-
-    async def unload_worker(self, index: int) -> None:
-        self._admin("unload", index)
-
-    async def load_worker(self, index: int) -> None:
-        self._admin("load", index)
-
-    async def rolling_restart(self) -> None:
-        self.calls.append("rolling_restart")
-
     def incidents(self) -> list[dict[str, Any]]:
         return self.incident_records
 
@@ -264,11 +276,6 @@ class FakePool:
     def _cancelled(self, turn: Turn) -> None:
         if self._scripts_of[id(turn)].ends_on_cancel:
             self.finish(turn, FinishReason.CANCEL)
-
-    def _admin(self, action: str, index: int) -> None:
-        if self.admin_error is not None:
-            raise self.admin_error
-        self.calls.append(f"{action} {index}")
 
     def _worker(self, index: int, running: int) -> WorkerSnapshot:
         state = self.states[index]
