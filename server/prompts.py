@@ -21,6 +21,7 @@ Rules:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from server.badrequest import BadRequest
 from server.schemas import ChatCompletionRequest, CompletionRequest
@@ -62,10 +63,10 @@ def _as_list(prompt: str | list[int | str | list[int]]) -> list[PromptInput]:
         raise BadRequest("prompt is an empty list; give a text, token ids, or a list of either.", param="prompt")
     kinds = set(map(type, prompt))
     if kinds == {int}:
-        return [[token for token in prompt if isinstance(token, int)]]
+        return [cast(list[int], prompt)]
     if int in kinds:
         raise BadRequest("prompt mixes token ids with texts or lists; put each prompt's ids in a list.", param="prompt")
-    return [entry for entry in prompt if not isinstance(entry, int)]
+    return cast(list[PromptInput], prompt)
 
 
 def needs_thread(prompts: Sequence[PromptInput], tokenizer: Tokenizer) -> bool:
