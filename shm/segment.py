@@ -18,7 +18,7 @@ from shm.layout import HEADER_WORDS, MAGIC, VERSION, WORD_BYTES, Layout
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)  # not frozen: a frozen exception breaks contextlib, which sets __traceback__
 class SegmentMismatch(Exception):
     """The descriptor holds something else than the segment that was expected (field, expected, found)."""
 
