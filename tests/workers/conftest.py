@@ -1,0 +1,17 @@
+"""What the tests of the pool share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.stage import Stage
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
