@@ -6,6 +6,7 @@ decoder's INFO) sit behind a sequence word each: odd while the worker writes; a 
 sequence takes what it has as torn and gives the empty text.
 """
 
+import threading
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
@@ -75,19 +76,28 @@ class _Text:
         self._sequence = offset // WORD_BYTES
         self._start = offset + 2 * WORD_BYTES
         self._room = room_bytes
+        self._fence = threading.Lock()  # keeps text and sequence in order on ARM64, as in ring.py
 
     def write(self, text: str) -> None:
-        data = text.encode()[: self._room]
+        data = text.encode("utf-8", "replace")[: self._room]
         sequence = self._words[self._sequence]
         self._words[self._sequence] = sequence | 1
+        with self._fence:
+            pass
         self._bytes[self._start : self._start + len(data)] = data
         self._words[self._sequence + 1] = len(data)
+        with self._fence:
+            pass
         self._words[self._sequence] = (sequence | 1) + 1
 
     def read(self) -> str:
         before = self._words[self._sequence]
+        with self._fence:
+            pass
         length = min(self._words[self._sequence + 1], self._room)
         data = bytes(self._bytes[self._start : self._start + length])
+        with self._fence:
+            pass
         if before & 1 or self._words[self._sequence] != before:
             return ""
         return data.decode("utf-8", "replace")

@@ -179,9 +179,9 @@ class SlotLessor(_Table):
         )
 
     def payload(self, slot: int, size_bytes: int) -> bytes:
-        """What the worker left in the prompt's place (embeddings: little-endian float32)."""
+        """What the worker left in the prompt's place (embeddings: little-endian float32); never more than that place."""
         start = self._prompt_at(slot)
-        return bytes(self._bytes[start : start + size_bytes])
+        return bytes(self._bytes[start : start + min(size_bytes, self._layout.prompt_bytes)])
 
 
 class SlotHolder(_Table):
@@ -190,6 +190,7 @@ class SlotHolder(_Table):
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
         self._seen = [0] * self.count
+        self._fence = threading.Lock()  # the other half of the lessor's
 
     def __repr__(self) -> str:
         return f"SlotHolder(slots={self.count}, seen={self._seen})"
@@ -201,6 +202,8 @@ class SlotHolder(_Table):
             return []
         new = [(slot, now[slot]) for slot in range(self.count) if now[slot] != self._seen[slot]]
         self._seen = now
+        with self._fence:
+            pass
         new.sort(key=lambda arrival: arrival[1])  # in the order the server published them
         return new
 
@@ -227,7 +230,7 @@ class SlotHolder(_Table):
 
     def write_result(self, slot: int, generation: int, result: SlotResult) -> None:
         """Store a turn's result; the caller pushes and publishes the END record after it."""
-        error = result.error.encode()[:ERROR_BYTES]
+        error = result.error.encode("utf-8", "replace")[:ERROR_BYTES]
         start = self._error_at(slot)
         self._bytes[start : start + len(error)] = error
         words, first = self._words, self._slot_words[slot] + _RESULT

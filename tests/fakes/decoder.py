@@ -130,7 +130,7 @@ class Decoder:
 
     def _say_stat(self) -> None:
         used = sum(len(turn.prompt) + turn.sent for turn in self.turns)
-        _write(1, b"STAT kv=%d cells=65536 steps=%d running=%d\n" % (used, self.steps, len(self.turns)))
+        _write(1, b"STAT kv_used=%d kv_cells=65536 steps=%d running=%d\n" % (used, self.steps, len(self.turns)))
 
     def _step(self, now: float) -> None:
         """The next output of every turn that is due, in one write."""

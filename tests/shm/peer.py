@@ -76,6 +76,7 @@ def answer(segment: Segment) -> None:
     ring = RingWriter(segment)
     say("waiting")
     while not has_ended():
+        os.sched_yield()
         for slot, generation in slots.arrivals():
             request = slots.read(slot, generation)
             text = bytes(request.prompt)[::-1].decode()
