@@ -1,6 +1,6 @@
 """The ASGI application: routes and the middleware around them.
 
-    entrance -> (CORS) -> auth -> router -> endpoint
+    (CORS) -> entrance -> auth -> router -> endpoint
 
 Every endpoint is a plain ASGI callable, and all middleware is pure ASGI: a wrapper that reads `receive` for itself
 would hide the client's disconnect from the endpoint that must see it.
@@ -135,20 +135,21 @@ def routes(service: Service) -> list[Route]:
 
 def middleware(service: Service) -> list[Middleware]:
     config = service.config
-    layers = [Middleware(Entrance, metrics=service.metrics, live=service.live)]
-    if config.cors_origins:
-        layers.append(
+    layers = [
+        Middleware(Entrance, metrics=service.metrics, live=service.live),
+        Middleware(Auth, keys=config.api_key, admin_keys=config.admin_key, public_metrics=config.public_metrics),
+    ]
+    if config.cors_origins:  # outermost: pages may read errors too, and a preflight carries no key
+        layers.insert(
+            0,
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(config.cors_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["authorization", "content-type", "x-request-id"],
                 expose_headers=["x-request-id", "x-ringfence-worker", "x-ringfence-queue-ms", "retry-after"],
-            )
+            ),
         )
-    layers.append(
-        Middleware(Auth, keys=config.api_key, admin_keys=config.admin_key, public_metrics=config.public_metrics)
-    )
     return layers
 
 

@@ -1,8 +1,8 @@
 """The application called as a server would call it, with hand-written receive and send; and over a real socket.
 
-    async with Call(app, "POST", "/v1/completions", {"prompt": "x"}) as call:
-        await call.chunk()       # waits for a message that carries a body
-        call.leave()             # http.disconnect
+async with Call(app, "POST", "/v1/completions", {"prompt": "x"}) as call:
+    await call.chunk()       # waits for a message that carries a body
+    call.leave()             # http.disconnect
 """
 
 import asyncio
