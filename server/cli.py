@@ -39,7 +39,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         except _OPERATOR_ERRORS as error:
             raise click.ClickException(str(error)) from None
 
-    call.__doc__ = command.__doc__
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
     for name, item in reversed(KEYS.items()):
         call = _option(name, item)(call)
     return click.option("--config", metavar="FILE", help="TOML file with any of these keys.")(call)
