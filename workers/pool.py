@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from native.dialect import Info, words_of
+from shm.layout import Layout
 from shm.orders import Wanted
 from shm.slots import Finish, SlotResult
 from workers.blame import accuse, may_join
@@ -69,6 +70,7 @@ class Pool:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
+        self._layout = Layout(slots=settings.slots, context=settings.context, ring_records=settings.ring_records)
         epochs = itertools.count(random.getrandbits(40) << 20 | 1)  # no two pools' segments can be mistaken
         self.replicas = tuple(Replica(worker, settings, self, epochs) for worker in settings.workers)
         self.is_draining = False
@@ -196,11 +198,16 @@ class Pool:
                 f"grammar and logit_bias take {len(options)} bytes; {self._options_room()} is the most"
             )
         turn = Turn(request)
+        job = Job(turn, options, PrefixChain(request.prompt))
+        if job.prompt_bytes() > self._layout.prompt_bytes:
+            raise ValueError(
+                f"the prompt's ids need {job.prompt_bytes()} bytes; {self._layout.prompt_bytes} is the most."
+            )
         turn.on_cancel(self._on_cancel)
-        return Job(turn, options, PrefixChain(request.prompt))
+        return job
 
     def _options_room(self) -> int:
-        return 65536
+        return self._layout.options_bytes
 
     def _require_workers(self) -> None:
         if any(replica.is_serving or replica.is_asleep for replica in self.replicas):
