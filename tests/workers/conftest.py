@@ -14,4 +14,4 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+    return Stage(tmp_path, "$FD_NAME")

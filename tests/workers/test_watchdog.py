@@ -140,9 +140,7 @@ def test_a_stopped_process_is_seen_and_so_is_its_memory() -> None:
 
 @pytest.mark.parametrize("error", [psutil.NoSuchProcess(1), psutil.ZombieProcess(1), psutil.AccessDenied(1)])
 @pytest.mark.parametrize("call", ["status", "memory_info"])
-def test_whatever_psutil_raises_a_look_goes_on(
-    monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
-) -> None:
+def test_whatever_psutil_raises_a_look_goes_on(monkeypatch: pytest.MonkeyPatch, call: str, error: Exception) -> None:
     def refuse(_process: object) -> None:
         raise error
 
