@@ -14,7 +14,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -64,10 +64,6 @@ class Home:
         self._thread = threading.Thread(target=self._run, name="pool", daemon=True)
         self._thread.start()
 
-    def post(self, call: Callable[[], object]) -> None:
-        """Have `call` done in the loop, in the order of posting, without waiting for it."""
-        self._loop.call_soon_threadsafe(call)
-
     def wait_for(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine in the loop and wait for its result. Raises TimeoutError, and the coroutine is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -104,7 +100,8 @@ class PoolTurn:
         return self._home.wait_for(self._next(), timeout_s)
 
     def close(self) -> None:
-        self._home.post(self._turn.cancel)
+        """As the server does it, in the loop, which does not wait for anything to come of it."""
+        self._home.wait_for(self._cancel(), LIMIT_S)
 
     def throw(self, error: Exception) -> None:
         self._consumer_error = error
@@ -124,6 +121,9 @@ class PoolTurn:
         if self._turn.result is None:
             raise TurnFailed("the caller finds no statistics")
         return _statistics(self._turn.result)
+
+    async def _cancel(self) -> None:
+        self._turn.cancel()
 
     async def _next(self) -> int | None:
         turn = self._turn

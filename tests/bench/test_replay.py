@@ -1,4 +1,5 @@
-"""The table of `python -m bench.replay`: the old scheme and its repairs break exactly what their faults break."""
+"""The table of `python -m bench.replay`: the old scheme and its repairs break exactly what their faults break, and
+ringfence breaks nothing."""
 
 from __future__ import annotations
 
@@ -46,13 +47,18 @@ class SpawningAdapter(ThreadAdapter):
             process.wait(5.0)
 
 
+def test_every_adapter_of_the_table_is_there() -> None:
+    assert set(replay.EXPECTED_FAILURES) == {*SCHEMES, "ringfence"}
+    assert all(make is not None for make in replay.adapters().values())
+
+
 def test_there_are_eighteen_contracts_of_distinct_names() -> None:
     assert len(CONTRACTS) == 18
     assert len(names_of(CONTRACTS)) == 18
     assert all(contract.__doc__ for contract in CONTRACTS)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", replay.EXPECTED_FAILURES)
 def test_scheme_breaks_exactly_the_contracts_its_fault_breaks(name: str) -> None:
     row = replay.replay(name, replay.adapters()[name])
     assert row.as_expected, row.reasons
