@@ -265,6 +265,11 @@ class Incarnation:
             pass
 
     @property
+    def number(self) -> int:
+        """The epoch as people read it: counted from 1 over all workers of this server."""
+        return self.epoch & 0xFFFFF
+
+    @property
     def decoder_pid(self) -> int:
         return self.board.get(Word.DECODER_PID)
 

@@ -199,7 +199,7 @@ class Replica:
             reason=self.reason(),
             is_serving=self.is_serving,
             is_cordoned=self.is_cordoned or self.state is WorkerState.FATAL,
-            incarnation=0 if incarnation is None else incarnation.epoch,
+            incarnation=0 if incarnation is None else incarnation.number,
             pid=0 if incarnation is None else incarnation.pid,
             decoder_pid=0 if board is None else board.decoder_pid,
             capacity=0 if board is None else board.capacity,
@@ -276,7 +276,7 @@ class Replica:
         if verdict is not None:
             self._verdict = verdict
             self.hangs += verdict.is_hang
-            _log.warning("worker=%d incarnation=%d condemned reason=%r", self.index, incarnation.epoch, verdict.reason)
+            _log.warning("worker=%d incarnation=%d condemned reason=%r", self.index, incarnation.number, verdict.reason)
             self._perform(self.supervisor.condemned(now, verdict.reason, is_stopped=verdict.is_stopped))
             self._listener.on_capacity()
 
@@ -307,7 +307,7 @@ class Replica:
             self._on_decoder_death(incarnation)
         state = board.state
         if state is not self._seen_state:
-            _log.info("worker=%d incarnation=%d state=%s %s", self.index, incarnation.epoch, state, self.reason())
+            _log.info("worker=%d incarnation=%d state=%s %s", self.index, incarnation.number, state, self.reason())
             self._seen_state = state
             if state is WorkerState.READY:
                 self.is_waking = False
@@ -320,7 +320,7 @@ class Replica:
         assert incarnation is not None
         status = incarnation.exit_status() or 0
         reason = classify(status, self.stderr, oom_kills=oom_kills() - self._oom_kills)
-        _log.warning("worker=%d incarnation=%d exited reason=%r", self.index, incarnation.epoch, reason.text)
+        _log.warning("worker=%d incarnation=%d exited reason=%r", self.index, incarnation.number, reason.text)
         self._perform(self.supervisor.exited(time.monotonic(), reason.text))
         self._listener.on_capacity()
 
@@ -386,7 +386,7 @@ class Replica:
             _log.error("worker=%d can't be started: %s", self.index, error)
             self.supervisor.spawn_failed(now, f"can't be started: {error}")
             return
-        _log.info("worker=%d incarnation=%d started pid=%d", self.index, self.incarnation.epoch, self.incarnation.pid)
+        _log.info("worker=%d incarnation=%d started pid=%d", self.index, self.incarnation.number, self.incarnation.pid)
 
     def _reclaim(self, incarnation: Incarnation) -> None:
         """The worker is dead: what it had published counts, and its other turns have lost it."""
@@ -433,7 +433,7 @@ class Replica:
                 is_worker=is_worker,
                 exit=exit_,
                 status=(incarnation.exit_status() or 0) if status is None else status,
-                incarnation=incarnation.epoch,
+                incarnation=incarnation.number,
                 board=incarnation.board.snapshot(),
                 leases=tuple(leases),
                 records=tuple(incarnation.reader.last(_RECORDS_KEPT)),
