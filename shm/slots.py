@@ -47,6 +47,9 @@ class Finish(IntEnum):
     ENGINE = 10  # the decoder answered ERR for a reason of its own (a device error): not the request's fault
 
 
+_FINISHES = frozenset(Finish)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRequest:
     """A request as the worker reads it. `prompt` is a view into the segment; release it before the slot ends."""
@@ -158,10 +161,10 @@ class SlotLessor(_Table):
         self._words[self._cancels + slot] = generation
 
     def result(self, slot: int, generation: int) -> SlotResult | None:
-        """The result of this generation, or None when the slot holds another one's."""
+        """The result of this generation; None when the slot holds another one's, or none that a worker may write."""
         first = self._slot_words[slot] + _RESULT
         values = self._words[first : first + 16].tolist()
-        if values[0] != generation:
+        if values[0] != generation or values[1] not in _FINISHES:
             return None
         start = self._error_at(slot)
         error = bytes(self._bytes[start : start + min(values[10], ERROR_BYTES)]).decode("utf-8", "replace")
