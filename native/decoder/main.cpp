@@ -3,6 +3,7 @@
 #include "lifetime.hpp"
 
 #include <cstdio>
+#include <malloc.h>
 #include <unistd.h>
 
 namespace ringfence {
@@ -11,6 +12,15 @@ namespace {
 
 constexpr int exit_bad_option = 2;
 constexpr int stdin_grace_ms = 300;
+
+// libllama allocates and frees blocks of hundreds of kilobytes in every step. By default each would be mapped and unmapped
+// again, at a page fault for every 4 KiB.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
+#endif
+}
 
 void announce(Output& out, const llama_model* model, const Options& options) {
     const int64_t cells = options.is_kv_shared() ? options.kv_cells : options.context * options.slots;
@@ -45,6 +55,7 @@ int main(int argc, char** argv) {
             return 0;
         }
         bind_to_parent();
+        keep_freed_memory();
         watch_stdin(stdin_grace_ms);
         serve(options);
     } catch (const BadOption& error) {

@@ -63,6 +63,9 @@ const std::vector<Entry>& entries() {
          Real{&Options::pace, 0, 1000}},
         {"--small-swa", "", "keep only the window of sliding-window layers: less memory, and prefixes are re-read more often",
          Flag{&Options::small_swa}},
+        {"--exact", "",
+         "keep results independent of what else runs, as far as libllama can: KV cache in f32 and no fused attention; slower",
+         Flag{&Options::exact}},
         {"--verbose", "", "the whole log of llama.cpp on standard error, not only its warnings", Flag{&Options::verbose}},
         {"--help", "", "this text", Flag{&Options::help}},
     };
@@ -100,6 +103,10 @@ const Entry& find_entry(std::string_view name) {
 
 void complete(Options& options) {
     if (options.model.empty()) throw BadOption("--model is missing; give the path of a GGUF file");
+    if (options.exact) {
+        options.kv_type = "f32";  // fused attention works in f16 whatever the cache's type
+        options.flash_attention = "off";
+    }
     if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
     if (options.threads_batch == 0) options.threads_batch = options.threads;
     options.ubatch = std::min(options.ubatch, options.batch);

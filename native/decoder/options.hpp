@@ -22,6 +22,7 @@ struct Options {
     int64_t prompt_chunk = 256;
     double pace = 2.5;
     bool small_swa = false;
+    bool exact = false;
     bool verbose = false;
     bool help = false;
 
