@@ -15,7 +15,8 @@ AdmissionRules rules_for(const llama_model* model, const Options& options) {
 
 }  // namespace
 
-Engine::Engine(llama_model* model, llama_context* context, const Options& options, Input& input, Output& output)
+Engine::Engine(llama_model* model, llama_context* context, const Options& options, int64_t fill_gaps, Input& input,
+               Output& output)
     : model_(model),
       context_(context),
       memory_(llama_get_memory(context)),
@@ -28,6 +29,7 @@ Engine::Engine(llama_model* model, llama_context* context, const Options& option
       sampler_(size_t(limits_.vocabulary)),
       embedder_(model, options),
       pace_(options.pace, options.prompt_chunk),
+      fill_gaps_(rules_.can_copy && !options.is_kv_shared() ? fill_gaps : 0),
       batch_(llama_batch_init(int32_t(options.batch), 0, 1)),
       slots_(size_t(options.slots)) {}
 
@@ -56,10 +58,10 @@ void Engine::step() {
     const double started_ms = now_ms();
     int64_t decode_tokens, prompt_tokens;
     do {
-        batch_.n_tokens = 0;
-        decode_tokens = add_streams();
-        prompt_tokens = add_prompts(decode_tokens);
-        if (batch_.n_tokens == 0) return;
+        decode_tokens = take_streams();
+        prompt_tokens = take_prompts(decode_tokens);
+        if (decode_tokens + prompt_tokens == 0) return;
+        fill_batch();
     } while (!decode());
     const double step_ms = now_ms() - started_ms;
     pace_.on_step(step_ms, decode_tokens, prompt_tokens);
@@ -74,6 +76,83 @@ void Engine::end_stopped() {
     }
 }
 
+int64_t Engine::take_streams() {
+    int64_t count = 0;
+    for (Slot& slot : slots_) {
+        slot.taken = slot.phase == Slot::Phase::streaming ? 1 : 0;
+        count += slot.taken;
+    }
+    return count;
+}
+
+// Prompts in order of admission share the step's budget.
+int64_t Engine::take_prompts(int64_t decode_tokens) {
+    std::vector<Slot*> readers;
+    for (Slot& slot : slots_) {
+        if (slot.phase == Slot::Phase::reading) readers.push_back(&slot);
+    }
+    std::sort(readers.begin(), readers.end(), [](const Slot* a, const Slot* b) { return a->admitted < b->admitted; });
+    const int64_t room = options_.batch - options_.slots;
+    const int64_t budget =
+        std::max<int64_t>(1, std::min(room, decode_tokens > 0 ? pace_.budget_tokens() : options_.ubatch));
+    int64_t count = 0;
+    for (Slot* slot : readers) {
+        slot->taken = int32_t(std::min(budget - count, int64_t(slot->request.ids.size() - slot->cells.size())));
+        count += slot->taken;
+    }
+    return count;
+}
+
+// In the order of slots: libllama computes slots i, i + 1, i + 2, ... in one pass, but a slot that is missing in between
+// begins another.
+void Engine::fill_batch() {
+    batch_.n_tokens = 0;
+    int previous = -1;
+    for (int i = 0; i < int(slots_.size()); ++i) {
+        Slot& slot = slots_[size_t(i)];
+        slot.is_filling = false;
+        slot.output = -1;
+        if (slot.taken == 0) continue;
+        if (previous >= 0) fill_gap(previous + 1, i);
+        add_taken(slot);
+        previous = i;
+    }
+}
+
+// Puts a token that is discarded afterwards into every slot of [begin, end), if that is worth the pass it saves.
+void Engine::fill_gap(int begin, int end) {
+    if (end - begin > fill_gaps_) return;
+    const auto has_room = [this](const Slot& slot) { return slot.cells.size() < llama_n_ctx_seq(context_); };
+    if (!std::all_of(slots_.begin() + begin, slots_.begin() + end, has_room)) return;
+    for (int i = begin; i < end; ++i) {
+        Slot& slot = slots_[size_t(i)];
+        slot.is_filling = true;
+        add(0, int64_t(slot.cells.size()), i, false);
+    }
+}
+
+void Engine::discard_filling() {
+    for (Slot& slot : slots_) {
+        if (!slot.is_filling) continue;
+        llama_memory_seq_rm(memory_, index_of_slot(slot), llama_pos(slot.cells.size()), -1);
+        slot.is_filling = false;
+    }
+}
+
+void Engine::add_taken(Slot& slot) {
+    const int index = index_of_slot(slot);
+    const auto from = int64_t(slot.cells.size());
+    if (slot.phase == Slot::Phase::streaming) {
+        add(slot.pending, from, index, true);
+    } else {
+        const std::vector<Token>& ids = slot.request.ids;
+        const int64_t end = from + slot.taken;
+        for (int64_t i = from; i < end; ++i) add(ids[size_t(i)], i, index, i + 1 == int64_t(ids.size()));
+        if (end < int64_t(ids.size())) return;
+    }
+    slot.output = batch_.n_tokens - 1;
+}
+
 void Engine::add(Token id, int64_t position, int slot, bool has_output) {
     const int32_t i = batch_.n_tokens++;
     batch_.token[i] = id;
@@ -83,48 +162,12 @@ void Engine::add(Token id, int64_t position, int slot, bool has_output) {
     batch_.logits[i] = has_output;
 }
 
-int64_t Engine::add_streams() {
-    for (Slot& slot : slots_) {
-        slot.taken = 0;
-        slot.output = -1;
-        if (slot.phase != Slot::Phase::streaming) continue;
-        slot.output = batch_.n_tokens;
-        slot.taken = 1;
-        add(slot.pending, int64_t(slot.cells.size()), index_of_slot(slot), true);
-    }
-    return batch_.n_tokens;
-}
-
-// Prompts in order of admission share the step's budget.
-int64_t Engine::add_prompts(int64_t decode_tokens) {
-    std::vector<Slot*> readers;
-    for (Slot& slot : slots_) {
-        if (slot.phase == Slot::Phase::reading) readers.push_back(&slot);
-    }
-    std::sort(readers.begin(), readers.end(), [](const Slot* a, const Slot* b) { return a->admitted < b->admitted; });
-    const int64_t room = options_.batch - decode_tokens;
-    int64_t budget = std::min(room, decode_tokens > 0 ? pace_.budget_tokens() : options_.ubatch);
-    for (Slot* slot : readers) {
-        const std::vector<Token>& ids = slot->request.ids;
-        const int64_t from = int64_t(slot->cells.size());
-        const int64_t count = std::min(budget, int64_t(ids.size()) - from);
-        if (count == 0) break;
-        budget -= count;
-        slot->taken = int32_t(count);
-        const bool is_last = from + count == int64_t(ids.size());
-        for (int64_t i = from; i < from + count; ++i) {
-            add(ids[size_t(i)], i, index_of_slot(*slot), is_last && i + 1 == from + count);
-        }
-        if (is_last) slot->output = batch_.n_tokens - 1;
-    }
-    return batch_.n_tokens - decode_tokens;
-}
-
 // False: nothing was computed, slots have changed, build the batch again.
 bool Engine::decode() {
     const int32_t status = llama_decode(context_, batch_);
     if (status == 0) {
         llama_synchronize(context_);
+        discard_filling();
         return true;
     }
     if (status == 1 && make_room()) return false;

@@ -45,7 +45,8 @@ struct Slot {
     double first_token_ms = 0;
     bool is_stopped = false;
     bool drop_at_end = false;  // its state may be poisoned: don't keep it as cache
-    int32_t taken = 0;         // tokens in the current batch
+    int32_t taken = 0;         // of its tokens in the current batch
+    bool is_filling = false;   // a discarded token of it is in the current batch
     int32_t output = -1;       // index in the current batch whose logits are wanted; -1: none
 
     bool is_free() const { return phase == Phase::free; }
@@ -53,7 +54,9 @@ struct Slot {
 
 class Engine {
 public:
-    Engine(llama_model* model, llama_context* context, const Options& options, Input& input, Output& output);
+    // fill_gaps: idle slots between running ones that are worth a discarded token, see fill_gap().
+    Engine(llama_model* model, llama_context* context, const Options& options, int64_t fill_gaps, Input& input,
+           Output& output);
     ~Engine();
     Engine(const Engine&) = delete;
 
@@ -75,10 +78,14 @@ private:
     size_t running() const;
     void step();
     void end_stopped();
-    int64_t add_streams();
-    int64_t add_prompts(int64_t decode_tokens);
+    int64_t take_streams();
+    int64_t take_prompts(int64_t decode_tokens);
+    void fill_batch();
+    void fill_gap(int begin, int end);
     void add(Token id, int64_t position, int slot, bool has_output);
+    void add_taken(Slot& slot);
     bool decode();
+    void discard_filling();
     bool make_room();
     void advance(double step_ms);
     void sample(Slot& slot);
@@ -106,6 +113,7 @@ private:
     Sampler sampler_;
     Embedder embedder_;
     Pace pace_;
+    int64_t fill_gaps_;
     llama_batch batch_;
     std::vector<Slot> slots_;
     uint64_t clock_ = 0;  // counts admissions and releases

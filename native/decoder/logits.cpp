@@ -60,7 +60,7 @@ size_t index_of(const float* row, size_t size, float maximum) {
 }
 
 VECTOR_CLONES
-double sum_exp(const float* row, size_t size, float maximum, float scale) {
+double sum_exp_below(const float* row, size_t size, float maximum, float scale, float threshold) {
     double total[lanes] = {};
     size_t i = 0;
     while (i + lanes <= size) {
@@ -68,14 +68,21 @@ double sum_exp(const float* row, size_t size, float maximum, float scale) {
         float block[lanes] = {};
         const size_t end = size - i > 64 * lanes ? i + 64 * lanes : size;
         for (; i + lanes <= end; i += lanes) {
-            for (size_t j = 0; j < lanes; ++j) block[j] += exp_approx((row[i + j] - maximum) * scale);
+            for (size_t j = 0; j < lanes; ++j) {
+                const float weight = exp_approx((row[i + j] - maximum) * scale);
+                block[j] += row[i + j] < threshold ? weight : 0.0f;
+            }
         }
         for (size_t j = 0; j < lanes; ++j) total[j] += double(block[j]);
     }
     double sum = 0;
     for (size_t j = 0; j < lanes; ++j) sum += total[j];
-    for (; i < size; ++i) sum += double(exp_approx((row[i] - maximum) * scale));
+    for (; i < size; ++i) sum += row[i] < threshold ? double(exp_approx((row[i] - maximum) * scale)) : 0.0;
     return sum;
+}
+
+double sum_exp(const float* row, size_t size, float maximum, float scale) {
+    return sum_exp_below(row, size, maximum, scale, INFINITY);
 }
 
 }  // namespace ringfence

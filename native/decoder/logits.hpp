@@ -44,4 +44,7 @@ size_t index_of(const float* row, size_t size, float maximum);
 // Sum of exp((row[i] - maximum) * scale).
 double sum_exp(const float* row, size_t size, float maximum, float scale);
 
+// The same over the values below `threshold`.
+double sum_exp_below(const float* row, size_t size, float maximum, float scale, float threshold);
+
 }  // namespace ringfence

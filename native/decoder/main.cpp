@@ -41,9 +41,11 @@ void serve(const Options& options) {
         out.flush();
     });
     const ContextPointer context = make_context(model.get(), options);
-    warm_up(context.get(), llama_model_get_vocab(model.get()));
+    const int64_t paying_gap = warm_up(context.get(), llama_model_get_vocab(model.get()), options);
+    const int64_t fill_gaps = options.fill_gaps >= 0 ? options.fill_gaps : paying_gap;
+    std::fprintf(stderr, "fill_gaps=%lld\n", static_cast<long long>(fill_gaps));
     announce(out, model.get(), options);
-    Engine(model.get(), context.get(), options, input, out).run();
+    Engine(model.get(), context.get(), options, fill_gaps, input, out).run();
     _exit(0);  // the system frees memory faster than we would, and nothing is left to be saved
 }
 

@@ -121,13 +121,41 @@ ContextPointer make_context(llama_model* model, const Options& options) {
     return context;
 }
 
-void warm_up(llama_context* context, const llama_vocab* vocabulary) {
-    const llama_token bos = llama_vocab_bos(vocabulary);
-    std::vector<llama_token> tokens(2, bos == LLAMA_TOKEN_NULL ? 0 : bos);
-    llama_decode(context, llama_batch_get_one(tokens.data(), int32_t(tokens.size())));
-    llama_decode(context, llama_batch_get_one(tokens.data(), 1));
-    llama_synchronize(context);
+namespace {
+
+// Milliseconds of a pass over `sequences` sequences with one token each; the best of three.
+double time_pass(llama_context* context, llama_token token, int32_t sequences) {
+    llama_batch batch = llama_batch_init(sequences, 0, 1);
+    batch.n_tokens = sequences;
+    double best_ms = 1e9;
+    for (int repetition = 0; repetition < 3; ++repetition) {
+        for (int32_t i = 0; i < sequences; ++i) {
+            batch.token[i] = token;
+            batch.pos[i] = repetition;
+            batch.n_seq_id[i] = 1;
+            batch.seq_id[i][0] = i;
+            batch.logits[i] = 1;
+        }
+        const int64_t started_us = llama_time_us();
+        llama_decode(context, batch);
+        llama_synchronize(context);
+        best_ms = std::min(best_ms, double(llama_time_us() - started_us) / 1000);
+    }
+    llama_batch_free(batch);
     llama_memory_clear(llama_get_memory(context), true);
+    return best_ms;
+}
+
+}  // namespace
+
+int64_t warm_up(llama_context* context, const llama_vocab* vocabulary, const Options& options) {
+    const llama_token bos = llama_vocab_bos(vocabulary);
+    const llama_token token = bos == LLAMA_TOKEN_NULL ? 0 : bos;
+    const double one_ms = time_pass(context, token, 1);
+    const auto many = int32_t(std::min<int64_t>(options.slots, 8));
+    if (many < 3) return 0;  // two slots have no gap between them
+    const double token_ms = std::max(1e-6, (time_pass(context, token, many) - one_ms) / (many - 1));
+    return int64_t(std::clamp((one_ms - token_ms) / token_ms, 0.0, 256.0));
 }
 
 std::string meta_value(const llama_model* model, const std::string& key) {

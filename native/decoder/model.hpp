@@ -32,8 +32,9 @@ void start_backend(bool is_verbose);
 ModelPointer load_model(const Options& options, const std::function<void(int)>& progress);
 ContextPointer make_context(llama_model* model, const Options& options);
 
-// One short decode, so that the first request does not pay for what happens only once.
-void warm_up(llama_context* context, const llama_vocab* vocabulary);
+// A few short decodes, so that the first request does not pay for what happens only once. Returns how many tokens more in a
+// pass cost as much as another pass: many when reading the weights is what takes the time, none when computing is.
+int64_t warm_up(llama_context* context, const llama_vocab* vocabulary, const Options& options);
 
 std::string meta_value(const llama_model* model, const std::string& key);
 std::string model_name(const llama_model* model, const std::string& path);  // without blanks

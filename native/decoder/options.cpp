@@ -61,6 +61,10 @@ const std::vector<Entry>& entries() {
          "a step that also reads a prompt may take X times a pure decode step; fewer prompt tokens are taken when it would "
          "take longer; default 2.5; 0: always --prompt-chunk tokens",
          Real{&Options::pace, 0, 1000}},
+        {"--fill-gaps", "N",
+         "libllama computes only neighbouring slots together; up to N idle slots between running ones are filled with a token "
+         "that is discarded, to save a pass; default -1: as many as pay, measured at the start",
+         Integer{&Options::fill_gaps, -1, 256}},
         {"--small-swa", "", "keep only the window of sliding-window layers: less memory, and prefixes are re-read more often",
          Flag{&Options::small_swa}},
         {"--exact", "",

@@ -21,6 +21,7 @@ struct Options {
     int64_t ubatch = 512;
     int64_t prompt_chunk = 256;
     double pace = 2.5;
+    int64_t fill_gaps = -1;
     bool small_swa = false;
     bool exact = false;
     bool verbose = false;

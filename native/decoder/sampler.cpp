@@ -15,14 +15,22 @@ uint64_t mix(uint64_t x) {  // the finaliser of splitmix64
 }
 
 constexpr double min_temperature = 1e-6;  // below it, greedy: 1/temperature would overflow
+constexpr float head_width = 10;           // in units of logit / temperature below the best: what draw_all() draws one by one
 constexpr size_t probed_tokens = 64;      // best candidates a grammar is asked about before the whole vocabulary is
 
 }  // namespace
 
-double uniform(uint64_t seed, uint64_t position, uint64_t draw) {
-    constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
-    const uint64_t bits = mix(mix(mix(seed + golden) + golden * (position + 1)) + golden * (draw + 1));
-    return double(bits >> 11) * 0x1.0p-53;
+constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
+constexpr uint64_t tail_id = uint64_t(1) << 40, tail_walk_id = tail_id + 1;  // no token has these
+
+Noise::Noise(uint64_t seed, uint64_t position) : key_(mix(mix(seed + golden) + golden * (position + 1))) {}
+
+double Noise::uniform(uint64_t id) const {
+    return (double(mix(key_ + golden * (id + 1)) >> 11) + 0.5) * 0x1.0p-53;
+}
+
+double Noise::gumbel(uint64_t id) const {
+    return -std::log(-std::log(uniform(id)));
 }
 
 Sampler::Sampler(size_t vocabulary) : vocabulary_(vocabulary), counts_(vocabulary) {
@@ -42,9 +50,10 @@ const Choice& Sampler::choose(float* row, const SamplingOptions& options, Gramma
     for (const auto& [id, bias] : options.logit_bias) edit(row, id, row[id] + bias);
     if (!edits_.empty()) peak = find_peak(row, vocabulary_);
 
-    choice_.id = pick(row, options, peak.maximum, uniform(seed, position, 0));
+    const Noise noise(seed, position);
+    choice_.id = pick(row, options, peak.maximum, noise);
     if (grammar != nullptr && (choice_.id < 0 || !grammar->allows(choice_.id))) {
-        choice_.id = pick_allowed(row, options, *grammar, uniform(seed, position, 1));
+        choice_.id = pick_allowed(row, options, *grammar, noise);
     }
     if (choice_.id < 0) {
         choice_.outcome = Choice::Outcome::stuck;
@@ -93,40 +102,65 @@ void Sampler::penalise(float* row, const SamplingOptions& options, const std::ve
 }
 
 // -1 if every logit is -inf.
-Token Sampler::pick(const float* row, const SamplingOptions& options, float maximum, double uniform) {
+Token Sampler::pick(const float* row, const SamplingOptions& options, float maximum, const Noise& noise) {
     if (std::isinf(maximum)) return -1;
     if (options.temperature < min_temperature) return Token(index_of(row, vocabulary_, maximum));
-    return draw(row, options, maximum, uniform);
+    return draw(row, options, maximum, noise);
 }
 
-Token Sampler::draw(const float* row, const SamplingOptions& options, float maximum, double uniform) {
+Token Sampler::draw(const float* row, const SamplingOptions& options, float maximum, const Noise& noise) {
     const float scale = float(1 / options.temperature);
-    const bool is_cut = options.top_p < 1 || options.min_p > 0;
     if (options.top_k > 0 && size_t(options.top_k) < vocabulary_) {
         collect_top(row, size_t(options.top_k));
         double total = 0;
         for (const Candidate& candidate : candidates_) total += double(exp_approx(candidate.logit - maximum));
         keep_mass(maximum, total * options.top_p);
-        keep_min_p(options.min_p, maximum);
-    } else if (is_cut) {
-        if (options.top_p < 1) {
-            const double mass = sum_exp(row, vocabulary_, maximum, 1) * options.top_p;
-            collect_mass(row, maximum, 1, mass);
-            keep_mass(maximum, mass);
-        } else {
-            collect_above(row, maximum + float(std::log(options.min_p)));
-        }
-        keep_min_p(options.min_p, maximum);
+    } else if (options.top_p < 1) {
+        const double mass = sum_exp(row, vocabulary_, maximum, 1) * options.top_p;
+        collect_mass(row, maximum, mass);
+        keep_mass(maximum, mass);
+    } else if (options.min_p > 0) {
+        collect_above(row, maximum + float(std::log(options.min_p)));
     } else {
-        const double mass = sum_exp(row, vocabulary_, maximum, scale) * uniform;
-        collect_mass(row, maximum, scale, mass);
-        return walk(maximum, scale, mass);
+        return draw_all(row, maximum, scale, noise);
     }
-    double total = 0;
+    keep_min_p(options.min_p, maximum);
+    return draw_kept(maximum, scale, noise);
+}
+
+Token Sampler::draw_kept(float maximum, float scale, const Noise& noise) const {
+    double best = -INFINITY;
+    Token chosen = candidates_.front().id;
     for (const Candidate& candidate : candidates_) {
-        total += double(exp_approx((candidate.logit - maximum) * scale));
+        const double sum = double((candidate.logit - maximum) * scale) + noise.gumbel(uint64_t(candidate.id));
+        if (sum > best) best = sum, chosen = candidate.id;
     }
-    return walk(maximum, scale, total * uniform);
+    return chosen;
+}
+
+// Over the whole vocabulary: the head token by token, everything below it as one candidate with the tail's whole weight (the
+// largest of several Gumbel sums is a Gumbel sum with the logarithm of their total weight). A quarter of a million tokens
+// would cost a millisecond of noise otherwise.
+Token Sampler::draw_all(const float* row, float maximum, float scale, const Noise& noise) const {
+    const float threshold = maximum - head_width / scale;
+    double best = -INFINITY;
+    Token chosen = -1;
+    for (size_t i = 0; i < vocabulary_; ++i) {
+        if (row[i] < threshold) continue;
+        const double sum = double((row[i] - maximum) * scale) + noise.gumbel(i);
+        if (sum > best) best = sum, chosen = Token(i);
+    }
+    const double tail = sum_exp_below(row, vocabulary_, maximum, scale, threshold);
+    if (tail <= 0 || std::log(tail) + noise.gumbel(tail_id) <= best) return chosen;
+    double left = tail * noise.uniform(tail_walk_id);
+    for (size_t i = 0; i < vocabulary_; ++i) {
+        if (row[i] >= threshold) continue;
+        const double weight = double(exp_approx((row[i] - maximum) * scale));
+        if (weight <= 0) continue;
+        chosen = Token(i);
+        if ((left -= weight) < 0) break;
+    }
+    return chosen;
 }
 
 // top_p: the shortest run of best candidates that has at least `mass`; one at least.
@@ -173,33 +207,21 @@ void Sampler::collect_above(const float* row, float threshold) {
     std::sort(candidates_.begin(), candidates_.end(), precedes);
 }
 
-// Enough of the best candidates, sorted, that their exp((logit - maximum) * scale) sum to `mass`: a threshold is lowered until
-// they do, so only the head of the vocabulary is sorted. Exact: the walk over them is the walk over the sorted vocabulary.
-void Sampler::collect_mass(const float* row, float maximum, float scale, double mass) {
+// Enough of the best candidates, sorted, that their exp(logit - maximum) sum to `mass`: a threshold is lowered until they do,
+// so only the head of the vocabulary is sorted.
+void Sampler::collect_mass(const float* row, float maximum, double mass) {
     const double wanted = mass * (1 + 1e-6) + 1e-30;  // the sums below are in another order than the one behind `mass`
     for (float width = 4; width <= 64; width *= 2) {
-        collect_above(row, maximum - width / scale);
+        collect_above(row, maximum - width);
         double sum = 0;
-        for (const Candidate& candidate : candidates_) {
-            sum += double(exp_approx((candidate.logit - maximum) * scale));
-        }
+        for (const Candidate& candidate : candidates_) sum += double(exp_approx(candidate.logit - maximum));
         if (sum >= wanted) return;
     }
-    collect_above(row, maximum - 88 / scale);  // the rest weighs nothing
-}
-
-// Inverse of the cumulative distribution over the candidates.
-Token Sampler::walk(float maximum, float scale, double mass) const {
-    double sum = 0;
-    for (const Candidate& candidate : candidates_) {
-        sum += double(exp_approx((candidate.logit - maximum) * scale));
-        if (sum > mass) return candidate.id;
-    }
-    return candidates_.back().id;
+    collect_above(row, maximum - 88);  // the rest weighs nothing
 }
 
 // The choice among the tokens that the grammar allows; -1 if there is none.
-Token Sampler::pick_allowed(float* row, const SamplingOptions& options, Grammar& grammar, double uniform) {
+Token Sampler::pick_allowed(float* row, const SamplingOptions& options, Grammar& grammar, const Noise& noise) {
     if (options.temperature < min_temperature) {
         collect_top(row, std::min(probed_tokens, vocabulary_));
         masked_.clear();
@@ -213,7 +235,7 @@ Token Sampler::pick_allowed(float* row, const SamplingOptions& options, Grammar&
     for (size_t i = 0; i < vocabulary_; ++i) masked_.push_back({Token(i), row[i], 0});
     grammar.mask(masked_);
     for (const llama_token_data& candidate : masked_) row[candidate.id] = candidate.logit;
-    return pick(row, options, find_peak(row, vocabulary_).maximum, uniform);
+    return pick(row, options, find_peak(row, vocabulary_).maximum, noise);
 }
 
 }  // namespace ringfence

@@ -4,9 +4,12 @@
 // logit (of equals the lowest id), otherwise top_k, top_p, min_p, temperature and a draw. With a grammar the token so chosen
 // stands if the grammar allows it; if not, all tokens it refuses are removed and the choice is made again.
 //
-// A draw is a pure function of (seed, position, row): a counter-based generator gives one uniform number for each position
-// (a second one for the choice after a refusal), and the candidates are walked from the most probable down, equals by id.
-// No generator state exists, so a stream cut anywhere goes on with the same draws.
+// A draw is a pure function of (seed, position, row), and a robust one: it is the largest of logit / temperature + noise, with
+// Gumbel noise from a counter-based generator for each (seed, position, id), which is an exact draw from the softmax. Where
+// the last bits of the logits differ (llama.cpp's results depend on what else is in the batch), the draw differs only if two
+// such sums nearly tie; walking a cumulative sum would differ at every border between two candidates. No generator state
+// exists, so a stream cut anywhere goes on with the same draws. Removing what a grammar refuses leaves the other sums as
+// they were, so that choice is exact as well.
 //
 // The row is changed in place (few entries, or all when a grammar refuses): logprobs are computed from it before.
 // One Sampler serves all slots, one at a time; its buffers are allocated once.
@@ -21,8 +24,16 @@
 
 namespace ringfence {
 
-// In [0, 1), from a counter-based generator.
-double uniform(uint64_t seed, uint64_t position, uint64_t draw);
+// The noise of one position: a number for each token id, from a counter-based generator.
+class Noise {
+public:
+    Noise(uint64_t seed, uint64_t position);
+    double uniform(uint64_t id) const;  // in (0, 1)
+    double gumbel(uint64_t id) const;   // standard Gumbel distribution
+
+private:
+    uint64_t key_;
+};
 
 struct Choice {
     enum class Outcome { token, nonfinite, stuck };  // stuck: the grammar refuses the whole vocabulary
@@ -53,15 +64,16 @@ private:
     void edit(float* row, Token id, float value);
     float original(const float* row, Token id) const;
     void penalise(float* row, const SamplingOptions& options, const std::vector<Token>& history);
-    Token pick(const float* row, const SamplingOptions& options, float maximum, double uniform);
-    Token pick_allowed(float* row, const SamplingOptions& options, Grammar& grammar, double uniform);
-    Token draw(const float* row, const SamplingOptions& options, float maximum, double uniform);
+    Token pick(const float* row, const SamplingOptions& options, float maximum, const Noise& noise);
+    Token pick_allowed(float* row, const SamplingOptions& options, Grammar& grammar, const Noise& noise);
+    Token draw(const float* row, const SamplingOptions& options, float maximum, const Noise& noise);
+    Token draw_kept(float maximum, float scale, const Noise& noise) const;
+    Token draw_all(const float* row, float maximum, float scale, const Noise& noise) const;
     void keep_mass(float maximum, double mass);
     void keep_min_p(double min_p, float maximum);
     void collect_top(const float* row, size_t count);
     void collect_above(const float* row, float threshold);
-    void collect_mass(const float* row, float maximum, float scale, double mass);
-    Token walk(float maximum, float scale, double mass) const;
+    void collect_mass(const float* row, float maximum, double mass);
 
     size_t vocabulary_;
     Choice choice_;
