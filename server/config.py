@@ -35,9 +35,7 @@ class Config:
     tokenizer: str = key(
         keys.text, "", "GGUF file whose vocabulary and chat template are used; default: the model", metavar="PATH"
     )
-    model_name: str = key(
-        keys.text, "", "name under which the model is served; default: from the GGUF", metavar="NAME"
-    )
+    model_name: str = key(keys.text, "", "name under which the model is served; default: from the GGUF", metavar="NAME")
     model_aliases: tuple[str, ...] = key(keys.names, (), "further names accepted as `model`", metavar="NAMES")
     chat_template: str = key(keys.text, "", "Jinja file used in place of the model's template", metavar="PATH")
     demo: bool = key(keys.boolean, False, "serve the demo model (extra `demo`)", metavar="FLAG")
@@ -51,6 +49,9 @@ class Config:
     workers: int = key(keys.workers, 0, "worker processes: auto (one per GPU, or 2 on CPUs) or a number", metavar="N")
     slots: int = key(keys.integer(1, 256), 4, "requests that each worker runs at once", metavar="N")
     context: int = key(keys.integer(64, 16_777_216), 4096, "prompt and output of a request, in tokens", metavar="N")
+    ring_records: int = key(
+        keys.integer(0, 1 << 24), 0, "records of each worker's token ring, rounded up; 0: 512 a slot", metavar="N"
+    )
     threads: int = key(keys.integer(0, 1024), 0, "threads of each decoder; 0: its share of the cores", metavar="N")
     gpus: tuple[str, ...] | None = key(keys.gpus, None, "auto, none, or device numbers such as 0,1", metavar="LIST")
     gpu_layers: int = key(keys.integer(-1, 100_000), -1, "layers kept on the GPU; -1: all", metavar="N")
@@ -64,17 +65,13 @@ class Config:
     cors_origins: tuple[str, ...] = key(keys.names, (), "origins whose pages may call; * for all", metavar="ORIGINS")
 
     queue_requests: int = key(keys.integer(0, _MANY), 256, "requests that may wait for a worker", metavar="N")
-    queue_tokens: int = key(
-        keys.integer(1, _MANY), 1_048_576, "prompt tokens that may wait for a worker", metavar="N"
-    )
+    queue_tokens: int = key(keys.integer(1, _MANY), 1_048_576, "prompt tokens that may wait for a worker", metavar="N")
     deadline_s: float = key(keys.seconds(0.1), 600.0, "longest wait for a worker", metavar="SECONDS")
     wait_for_workers_s: float = key(
         keys.seconds(0), 0.0, "while no worker serves, requests wait this long; 0: refused at once", metavar="SECONDS"
     )
     body_limit: int = key(keys.size, 32 << 20, "largest request body", metavar="SIZE")
-    body_timeout_s: float = key(
-        keys.seconds(0.1), 30.0, "time in which a request body must arrive", metavar="SECONDS"
-    )
+    body_timeout_s: float = key(keys.seconds(0.1), 30.0, "time in which a request body must arrive", metavar="SECONDS")
     header_limit: int = key(keys.size, 32 << 10, "largest request line and headers", metavar="SIZE")
     header_timeout_s: float = key(
         keys.seconds(0.1), 10.0, "time in which request headers must arrive", metavar="SECONDS"
@@ -94,6 +91,20 @@ class Config:
     start_limit_s: float = key(keys.seconds(0.1), 900.0, "silence of a decoder that is loading", metavar="SECONDS")
     unload_idle_s: float = key(
         keys.seconds(0), 0.0, "idle decoders are unloaded after this; 0: never", metavar="SECONDS"
+    )
+    kill_grace_s: float = key(
+        keys.seconds(0.1), 5.0, "time a decoder has to exit when it is told to", metavar="SECONDS"
+    )
+    backoff_first_s: float = key(
+        keys.seconds(0.01), 0.5, "wait before what died is started again; doubles with each death", metavar="SECONDS"
+    )
+    backoff_cap_s: float = key(keys.seconds(0.01), 60.0, "longest such wait", metavar="SECONDS")
+    stable_after_s: float = key(keys.seconds(0.1), 60.0, "a life this long ends a row of deaths", metavar="SECONDS")
+    deaths_limit: int = key(
+        keys.integer(1, 1000), 5, "deaths in a row after which a worker counts as failed", metavar="N"
+    )
+    watchdog_interval_s: float = key(
+        keys.seconds(0.05), 0.5, "workers that run requests are looked at this often", metavar="SECONDS"
     )
     poison_limit: int = key(keys.integer(1, 100), 2, "decoders that one request may cost", metavar="N")
     memory_limit: int = key(keys.size, 0, "memory of a worker and its decoder; 0: no limit", metavar="SIZE")
@@ -136,9 +147,7 @@ def _read(path: Path) -> dict[str, object]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise ConfigError(
-            f"The configuration {path} can't be read: {error.strerror}. Give an existing file."
-        ) from None
+        raise ConfigError(f"The configuration {path} can't be read: {error.strerror}. Give an existing file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
 

@@ -13,6 +13,7 @@ import psutil
 
 from native.binary import decoder_path
 from server.config import Config, ConfigError
+from shm.layout import MIN_RING_RECORDS
 from workers.devices import Device
 from workers.settings import PoolSettings, WorkerSettings
 
@@ -88,17 +89,23 @@ def pool_settings(
         workers=tuple(_worker(config, index, chosen, shares[index]) for index in range(count)),
         slots=config.slots,
         context=config.context,
-        ring_records=max(1024, _power_of_two(config.slots * 512)),
+        ring_records=_ring_records(config),
         queue_requests=config.queue_requests,
         queue_tokens=config.queue_tokens,
         wait_for_workers_s=config.wait_for_workers_s,
         end_ids=tuple(sorted(end_ids)),
         poison_limit=config.poison_limit,
         memory_limit_bytes=config.memory_limit,
+        watchdog_interval_s=config.watchdog_interval_s,
         incidents_dir=config.incidents_dir,
         incidents_kept=config.incidents_kept,
         incidents_with_content=config.incidents_with_content,
     )
+
+
+def _ring_records(config: Config) -> int:
+    """As configured, rounded up to a power of two that a ring can have; by default half a thousand for each slot."""
+    return _power_of_two(max(config.ring_records or max(1024, config.slots * 512), MIN_RING_RECORDS))
 
 
 def _worker(config: Config, index: int, devices: Sequence[Device], share: tuple[int, ...]) -> WorkerSettings:
@@ -116,6 +123,11 @@ def _worker(config: Config, index: int, devices: Sequence[Device], share: tuple[
         start_limit_s=config.start_limit_s,
         hang_limit_s=config.hang_limit_s,
         stall_limit_s=config.stall_limit_s,
+        kill_grace_s=config.kill_grace_s,
+        backoff_first_s=config.backoff_first_s,
+        backoff_cap_s=config.backoff_cap_s,
+        stable_after_s=config.stable_after_s,
+        deaths_limit=config.deaths_limit,
         unload_idle_s=config.unload_idle_s,
     )
 
