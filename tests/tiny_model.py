@@ -96,7 +96,8 @@ def tensors(*, seed: int, layers: int, width: int, hidden: int) -> Iterator[tupl
     draws = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int, gain: float) -> Floats:
-        return (draws.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
+        values: Floats = (draws.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
+        return values
 
     ones = np.ones(width, np.float32)
     output = normal(VOCAB_SIZE, width, 3.5)

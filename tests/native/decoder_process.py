@@ -104,7 +104,7 @@ class DecoderProcess:
         self._last_rid = 0
         if stdout is None:
             while not (line := self.read_line()).startswith("READY"):
-                self.info.update(word.split("=", 1) for word in line.split()[1:])
+                self.info.update(dict(word.split("=", 1) for word in line.split()[1:]))
             self.ready = line
 
     def __enter__(self) -> DecoderProcess:

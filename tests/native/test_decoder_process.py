@@ -115,7 +115,7 @@ def test_all_tokens_of_a_step_leave_in_one_write(start_decoder: StartDecoder) ->
         while b"READY" not in ours.recv(1 << 16):
             pass
         decoder.send(*(f"GEN {rid} 50 {','.join(map(str, prompt_of(rid, 10)))}" for rid in range(1, 5)))
-        writes = []
+        writes: list[bytes] = []
         while sum(write.count(b"DONE ") for write in writes) < 4:
             writes.append(ours.recv(1 << 16))
     full = [write for write in writes if write.count(b"T ") == 4]

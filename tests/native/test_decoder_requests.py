@@ -127,7 +127,7 @@ def test_a_stream_goes_on_while_a_long_prompt_is_read(start_decoder: StartDecode
     streaming = decoder.begin(3000, prompt_of(1, 10))
     decoder.wait_for(streaming, "T")
     reading = decoder.begin(1, prompt_of(2, 2000))
-    order = []
+    order: list[tuple[int, str]] = []
     while not order or order[-1] != (reading, "DONE"):
         rid, text = decoder.read_answer_line()
         order.append((rid, text.split()[0]))
@@ -135,6 +135,21 @@ def test_a_stream_goes_on_while_a_long_prompt_is_read(start_decoder: StartDecode
     assert order.count((reading, "PP")) >= 2000 / 256
     decoder.send(f"STOP {streaming}")
     decoder.answer(streaming)
+
+
+def test_idle_slots_filled_between_running_ones_change_nothing(start_decoder: StartDecoder, exact_model: Path) -> None:
+    prompts = [prompt_of(40 + i, 30 + i) for i in range(5)]
+    plain, filled = (
+        start_decoder("--slots", "5", "--exact", "--fill-gaps", str(most), model=exact_model) for most in (0, 5)
+    )
+    outputs = []
+    for decoder in (plain, filled):
+        rids = [decoder.begin(400 if i % 2 == 0 else 20, prompt) for i, prompt in enumerate(prompts)]
+        outputs.append([decoder.answer(rid).tokens for rid in rids])
+        again = decoder.generate(20, [*prompts[1], *outputs[-1][1]])
+        assert again.reused == len(prompts[1]) + 19
+        outputs[-1].append(again.tokens)
+    assert outputs[0] == outputs[1]
 
 
 def test_a_full_context_ends_a_generation_with_length(start_decoder: StartDecoder) -> None:
