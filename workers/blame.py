@@ -1,12 +1,14 @@
 """Which request is at fault when a decoder dies. Pure.
 
 A decoder's death by its own doing (a crash, an assertion, a hang) accuses every turn it was running, and most of them are
-innocent. Three rules find the guilty one at its second death and spare the others:
+innocent. These rules find the guilty one, mostly at its second death, and spare the others:
 
-1. The first such death makes each of its turns a *suspect*, until it has made CLEARED_TOKENS more tokens elsewhere.
+1. A death without a suspect makes each of its turns one, until it has made CLEARED_TOKENS more tokens elsewhere.
 2. No two suspects share a decoder (the pool asks `may_join`).
-3. When a decoder dies that ran exactly one turn with a death on its record, that turn is convicted and the rest are not even
-   suspects. With several on record (cleared ones met again) all of those are suspects anew.
+3. When a decoder dies that ran a suspect, the suspect is convicted, and the rest are not even suspects. Cleared turns beside
+   it count with the rest: they have shown that they can run.
+4. Poison that works slowly is cleared each time. A turn that was cleared and dies alone is convicted too; one that dies in
+   company is a suspect anew, and refused at its `limit`th relapse.
 
 A death from outside (SIGKILL or SIGSTOP by somebody, a worker's own death) accuses nobody. But a turn that loses
 IDLE_LOSSES decoders in a row that way without having gained a token in between is refused too: something about it kills
@@ -20,13 +22,15 @@ CLEARED_TOKENS = 16
 IDLE_LOSSES = 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
-    """What a turn has been present at. `tokens_at_loss`: how many it had received at its last death."""
+    """What a turn has been present at. `tokens_at_loss`: how many it had received when it was last accused."""
 
     deaths: int = 0
+    relapses: int = 0
     idle_losses: int = 0
     tokens_at_loss: int = 0
+    tokens_at_idle_loss: int = 0
 
     def is_suspect(self, tokens: int) -> bool:
         return self.deaths > 0 and tokens < self.tokens_at_loss + CLEARED_TOKENS
@@ -41,19 +45,24 @@ def accuse(present: list[tuple[Record, int]], *, is_external: bool, limit: int) 
     """A decoder died while these turns (record, tokens received) ran on it: which of them are refused from now on."""
     if is_external:
         return [_lose(record, tokens) for record, tokens in present]
-    on_record = [record for record, _ in present if record.deaths]
+    suspects = [record for record, tokens in present if record.is_suspect(tokens)]
     refused = []
     for record, tokens in present:
-        guilty = len(on_record) == 1 and record is on_record[0]
-        if guilty or not on_record:
+        is_alone = len(suspects) == 1 if suspects else len(present) == 1
+        if suspects and record not in suspects:
+            refused.append(False)
+            continue
+        if is_alone or not record.deaths:
             record.deaths += 1
-        if guilty or not on_record or record.deaths:
-            record.tokens_at_loss = tokens
-        refused.append(record.deaths >= limit)
+        else:
+            record.relapses += 1
+        record.tokens_at_loss = tokens
+        refused.append(record.deaths >= limit or record.relapses >= limit)
     return refused
 
 
 def _lose(record: Record, tokens: int) -> bool:
-    record.idle_losses = record.idle_losses + 1 if record.idle_losses and tokens == record.tokens_at_loss else 1
-    record.tokens_at_loss = tokens
+    is_idle = record.idle_losses > 0 and tokens == record.tokens_at_idle_loss
+    record.idle_losses = record.idle_losses + 1 if is_idle else 1
+    record.tokens_at_idle_loss = tokens
     return record.idle_losses >= IDLE_LOSSES

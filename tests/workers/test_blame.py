@@ -58,22 +58,58 @@ def test_one_that_has_never_lost_a_decoder_is_no_suspect() -> None:
     assert not Record().is_suspect(0)
 
 
-def test_cleared_turns_that_meet_at_a_death_are_all_suspects_anew_and_none_is_refused() -> None:
+def test_the_guilty_is_found_among_innocents_of_its_first_death_that_were_cleared_meanwhile() -> None:
+    guilty, innocents = Record(), [Record(), Record(), Record()]
+    crash(guilty, *innocents, tokens=[3, 5, 5, 5])
+    assert crash(*innocents, guilty, tokens=[60, 40, 21, 3]) == [False, False, False, True]
+    assert not any(record.is_suspect(60) for record in innocents)
+
+
+def test_a_cleared_turn_beside_a_fresh_killer_is_spared_and_the_killer_found() -> None:
+    cleared, killer = Record(), Record()
+    crash(cleared)
+    assert crash(cleared, killer, tokens=[50, 3]) == [False, False]
+    assert crash(killer, Record(), tokens=[3, 9]) == [True, False]
+    assert not cleared.is_suspect(50 + CLEARED_TOKENS)
+
+
+def test_slow_poison_that_dies_alone_is_convicted_though_it_had_been_cleared() -> None:
+    record = Record()
+    crash(record, tokens=[100])
+    assert crash(record, tokens=[200]) == [True]
+
+
+def test_slow_poison_in_ever_new_company_is_refused_in_the_end() -> None:
+    record = Record()
+    assert [crash(record, Record(), Record(), tokens=[100 * n, 5, 5])[0] for n in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_cleared_turns_that_meet_at_a_death_are_suspects_anew_and_none_is_refused() -> None:
     left, right = Record(), Record()
     crash(left)
     crash(right)
     assert crash(left, right, Record(), tokens=[50, 60, 5]) == [False, False, False]
     assert left.is_suspect(50)
     assert right.is_suspect(60)
-    assert (left.deaths, right.deaths) == (1, 1)
 
 
-def test_a_fresh_turn_beside_two_on_record_is_not_suspected() -> None:
-    left, right, fresh = Record(), Record(), Record()
-    crash(left)
-    crash(right)
-    crash(left, right, fresh)
+def test_a_fresh_turn_beside_a_suspect_is_not_suspected() -> None:
+    suspect, fresh = Record(), Record()
+    crash(suspect)
+    crash(suspect, fresh)
     assert fresh.deaths == 0
+
+
+def test_a_death_from_outside_makes_no_cleared_turn_a_suspect() -> None:
+    record = Record()
+    crash(record)
+    killed((record, 50))
+    assert not record.is_suspect(50)
 
 
 def test_the_limit_is_the_number_of_decoders_a_turn_may_cost() -> None:
