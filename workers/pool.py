@@ -179,6 +179,7 @@ class Pool:
         self._jobs[job.turn] = job
         if len(self._queue) or not self._place(job):
             self._wait(job)
+            self.on_capacity()  # those before it may be suspects that wait for one another (blame.py)
         return job.turn
 
     def _admit(self, request: GenerationRequest) -> Job:
