@@ -76,6 +76,10 @@ class Running:
         assert board is not None
         return board
 
+    def board_error(self, worker: int = 0) -> str:
+        """The last error on a worker's board."""
+        return self.pool.snapshot().workers[worker].last_error
+
     def submit(self, prompt: Sequence[int], max_new: int = 16, **options: Any) -> Turn:
         return self.pool.submit(request(prompt, max_new, **options))
 
