@@ -20,7 +20,7 @@ from workers.snapshot import PoolCounters, PoolSnapshot, WorkerSnapshot
 
 logger = logging.getLogger("ringfence.metrics")
 
-disable_created_metrics()  # a series more for each, of no use here
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, of no use here
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)

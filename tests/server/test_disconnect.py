@@ -88,7 +88,7 @@ async def test_leaving_while_a_long_prompt_is_tokenised_submits_nothing() -> Non
     pool = FakePool(context=1_000_000)
     app, service = assembled(pool)
     async with request_to(app, prompt="word " * 100_000) as request:
-        while not pool.reserved:
+        while not pool.reserved:  # noqa: ASYNC110
             await asyncio.sleep(0)
         request.leave()
     assert not pool.turns
