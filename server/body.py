@@ -48,4 +48,5 @@ async def _collect(exchange: Exchange, limit_bytes: int) -> bytes:
             raise BodyTooLarge(limit_bytes)
         parts.append(part)
         if not message.get("more_body", False):
+            exchange.is_body_read = True
             return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.exceptions import HTTPException
 
-from server.errors import describe
 from server.exchange import KEY, Exchange, Receive, Scope, Send
 from server.failures import ClientGone, MethodNotAllowed, RouteNotFound
 from server.metrics import Metrics
-from workers.errors import RingfenceError, SlowClient
+from workers.errors import SlowClient
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -52,7 +51,7 @@ class Entrance:
         except ClientGone:
             exchange.is_gone = True
         except SlowClient as error:
-            exchange.error_code = describe(error).code
+            exchange.note(error)
             exchange.abort()
         except asyncio.CancelledError:
             # uvicorn cancels what outlives its own shutdown; the connection is of no more use.
@@ -65,8 +64,6 @@ class Entrance:
 
     async def _answer(self, exchange: Exchange, error: Exception) -> None:
         """The error's answer. If even that fails, the connection is dropped."""
-        if not _is_expected(error):
-            logger.error("event=request_failed id=%s endpoint=%s", exchange.id, exchange.endpoint, exc_info=error)
         try:
             await exchange.fail(error)
         except Exception:
@@ -87,12 +84,6 @@ class Entrance:
             await send({"type": "websocket.close", "code": 1003})
         else:
             await self.app(scope, receive, send)
-
-
-def _is_expected(error: Exception) -> bool:
-    return describe(error).code != "internal_error" and not (
-        isinstance(error, RingfenceError) and describe(error).status == 500
-    )
 
 
 def _translate(error: HTTPException, exchange: Exchange) -> Exception:

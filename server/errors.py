@@ -284,7 +284,7 @@ def _decoder_refused(error: errors.DecoderRefused) -> ErrorReply:
             status=400,
             type=INVALID,
             code="decoder_refused",
-            message=f"The decoder refused the request: {_clean(error.text)}.",
+            message=f"The decoder refused the request: {without_paths(error.text)}.",
         )
     return _decoder_failed(error)
 
@@ -338,9 +338,9 @@ def _slow_client(error: errors.SlowClient) -> ErrorReply:
     )
 
 
-def _clean(text: str) -> str:
+def without_paths(text: str) -> str:
     """A decoder's words without anything that looks like a path, and not long."""
-    words = ["..." if "/" in word else word for word in text.split()]
+    words = ["(path)" if "/" in word else word for word in text.split()]
     return " ".join(words)[:300].rstrip(".")
 
 

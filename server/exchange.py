@@ -5,6 +5,7 @@ The entrance makes one per request and puts it into the scope; endpoints take it
 without it.
 """
 
+import logging
 import os
 import re
 import time
@@ -18,7 +19,12 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+logger = logging.getLogger("ringfence.request")
+
 KEY = "ringfence"
+DISCARDED_BYTES = (
+    64 << 10
+)  # a body that nobody has read: up to this it is read and dropped, beyond it the connection closes
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 JSON_HEADER: Header = (b"content-type", b"application/json")
 EVENT_STREAM_HEADERS: tuple[Header, ...] = (
@@ -48,6 +54,7 @@ class Exchange:
         "finish",
         "first_token_s",
         "id",
+        "is_body_read",
         "is_complete",
         "is_gone",
         "moves",
@@ -68,6 +75,7 @@ class Exchange:
         self.id = _request_id(scope)
         self.endpoint = "unmatched"
         self.status = 0
+        self.is_body_read = False
         self.is_complete = False
         self.is_gone = False
         self.closes = False
@@ -111,10 +119,19 @@ class Exchange:
         await self.start(status, (*headers, (b"content-length", str(len(body)).encode())))
         await self.send({"type": "http.response.body", "body": body})
 
-    async def fail(self, error: BaseException) -> None:
-        """Answer with an error: as the response if none has begun, as the last event of a stream that has."""
+    def note(self, error: BaseException) -> ErrorReply:
+        """Describe an error that this request is answered with, and log it if it is a fault of ours or of a decoder."""
         reply = describe(error)
         self.error_code = reply.code
+        if reply.status == 500:
+            logger.error(
+                "event=request_failed id=%s endpoint=%s code=%s", self.id, self.endpoint, reply.code, exc_info=error
+            )
+        return reply
+
+    async def fail(self, error: BaseException) -> None:
+        """Answer with an error: as the response if none has begun, as the last event of a stream that has."""
+        reply = self.note(error)
         if not self.status:
             await self.respond(reply.status, reply.body(), self._error_headers(reply))
         elif not self.is_complete:
@@ -128,9 +145,20 @@ class Exchange:
 
     def _error_headers(self, reply: ErrorReply) -> list[Header]:
         headers = reply.header_list()
+        if not reply.closes and not self.is_body_read and self._announced_body() > DISCARDED_BYTES:
+            headers.append((b"connection", b"close"))
         if self.worker is not None:
             headers.append((b"x-ringfence-worker", str(self.worker).encode()))
         return headers
+
+    def _announced_body(self) -> int:
+        """Bytes of the body as the headers have it; a chunked one may be of any size."""
+        for name, value in self.scope["headers"]:
+            if name == b"transfer-encoding":
+                return DISCARDED_BYTES + 1
+            if name == b"content-length":
+                return int(value) if value.isdigit() else DISCARDED_BYTES + 1
+        return 0
 
 
 def _request_id(scope: Scope) -> str:

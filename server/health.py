@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import Header
+from server.errors import Header, without_paths
 from server.exchange import JSON_HEADER, Exchange, Receive, Scope, Send
 from shm.board import WorkerState
 from workers.snapshot import PoolSnapshot, WorkerSnapshot
@@ -68,7 +68,7 @@ def _worker(worker: WorkerSnapshot) -> dict[str, Any]:
         "index": worker.index,
         "device": worker.device,
         "state": worker.state,
-        "reason": worker.reason,
+        "reason": _reason(worker),
         "serving": can_serve(worker),
         "cordoned": worker.is_cordoned,
         "load_percent": worker.board.load_percent if worker.board is not None else None,
@@ -77,6 +77,11 @@ def _worker(worker: WorkerSnapshot) -> dict[str, Any]:
         "running": worker.running,
         "capacity": worker.capacity,
     }
+
+
+def _reason(worker: WorkerSnapshot) -> str:
+    """Without what the decoder wrote last: this answer needs no key. /status has it all."""
+    return without_paths(worker.reason.partition("; last line")[0])
 
 
 def _rounded(value: float | None) -> float | None:

@@ -24,8 +24,7 @@ def completion_logprobs(piece: Piece, alternatives: int) -> Taker:
         return CompletionLogprobs(
             tokens=[_text(piece(token)) for token in turn.ids[first:last]],
             token_logprobs=list(turn.logprobs[first:last]),
-            top_logprobs=[{_text(piece(token)): value for token, value in top[:alternatives]} for top in tops]
-            or None,
+            top_logprobs=[{_text(piece(token)): value for token, value in top[:alternatives]} for top in tops] or None,
             text_offset=output.detokenizer.text_offsets[first:last],
         )
 

@@ -160,9 +160,7 @@ class Metrics:
         self._finishes = Counter(
             "ringfence_finishes", "Choices, by how they ended.", ["model", "reason"], registry=registry
         )
-        self._gone = Counter(
-            "ringfence_clients_gone", "Requests whose client left before the end.", registry=registry
-        )
+        self._gone = Counter("ringfence_clients_gone", "Requests whose client left before the end.", registry=registry)
         self._duration = Histogram(
             "ringfence_request_seconds", "Request to its last byte.", ["endpoint"], buckets=_SHORT, registry=registry
         )
@@ -176,9 +174,7 @@ class Metrics:
         self._prompt = Histogram(
             "ringfence_request_prompt_tokens", "Prompt tokens.", buckets=_TOKENS, registry=registry
         )
-        self._generated = Histogram(
-            "ringfence_request_generated_tokens", "Tokens.", buckets=_TOKENS, registry=registry
-        )
+        self._generated = Histogram("ringfence_request_generated_tokens", "Tokens.", buckets=_TOKENS, registry=registry)
         lag = Gauge(
             "ringfence_event_loop_lag_seconds", "How late the loop was, of late.", ["quantile"], registry=registry
         )

@@ -209,15 +209,15 @@ class Serving:
             await asyncio.sleep(0.02)
 
     async def _report_progress(self) -> None:
-        """Log lines while the workers load: each change of state, and each tenth of the way."""
-        seen: dict[int, tuple[str, int]] = {}
+        """A log line for each tenth of the way that a decoder has loaded. (The pool logs the changes of state.)"""
+        seen: dict[int, int] = {}
         while True:
             workers = self._pool.snapshot().workers
             for worker in workers:
-                step = (str(worker.state), _percent(worker) // 10)
-                if seen.get(worker.index) != step:
-                    seen[worker.index] = step
-                    logger.info("event=worker_state %s", _progress(worker))
+                tenths = _percent(worker) // 10
+                if worker.state is WorkerState.LOADING and tenths > seen.get(worker.index, 0):
+                    seen[worker.index] = tenths
+                    logger.info("event=loading worker=%d percent=%d", worker.index, _percent(worker))
             if workers and all(worker.state not in _UNSETTLED for worker in workers):
                 logger.info("event=loaded serving=%d workers=%d", sum(w.is_serving for w in workers), len(workers))
                 return
@@ -226,13 +226,6 @@ class Serving:
 
 def _percent(worker: WorkerSnapshot) -> int:
     return worker.board.load_percent if worker.board is not None else 0
-
-
-def _progress(worker: WorkerSnapshot) -> str:
-    words = f"worker={worker.index} device={worker.device!r} state={worker.state}"
-    if worker.state is WorkerState.LOADING:
-        words += f" percent={_percent(worker)}"
-    return f"{words} reason={worker.reason!r}" if worker.reason else words
 
 
 async def _first(task: "asyncio.Task[None]", event: Awaitable[object]) -> None:

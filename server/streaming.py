@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from server.chunks import DONE, KEEP_ALIVE, Template
 from server.client import Client
-from server.errors import Header, describe
+from server.errors import Header
 from server.exchange import EVENT_STREAM_HEADERS, Exchange
 from server.failures import ClientGone
 from server.logprobs import Taker
@@ -171,9 +171,7 @@ class EventStream:
     async def _fail(self, error: Exception) -> None:
         if not self._is_open:
             raise error
-        reply = describe(error)
-        self._exchange.error_code = reply.code
-        await self._client.send(reply.event(), more=False)
+        await self._client.send(self._exchange.note(error).event(), more=False)
 
 
 def placement_headers(outputs: Sequence[Output]) -> list[Header]:

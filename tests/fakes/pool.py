@@ -93,9 +93,7 @@ class FakeOperations:
 class FakePool:
     """Stands in for workers.pool.Pool."""
 
-    def __init__(
-        self, default: Script | None = None, *, context: int = 512, workers: int = 2, slots: int = 4
-    ) -> None:
+    def __init__(self, default: Script | None = None, *, context: int = 512, workers: int = 2, slots: int = 4) -> None:
         self.default = default or Script()
         self.scripts: deque[Script] = deque()
         self.turns: list[Turn] = []

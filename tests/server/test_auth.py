@@ -114,3 +114,9 @@ async def test_a_refusal_is_counted() -> None:
 
     await call(build_app(service), "POST", "/v1/completions", {"prompt": "x"})
     assert 'ringfence_requests_total{endpoint="unmatched",status="401"} 1.0' in service.metrics.text().decode()
+
+
+@pytest.mark.parametrize(("length", "is_closed"), [("10", False), ("65537", True), ("9999999999", True), ("x", True)])
+async def test_a_refused_upload_closes_its_connection_unless_it_is_small(length: str, is_closed: bool) -> None:
+    answer = await call(guarded(), "POST", "/v1/completions", headers=[("content-length", length)])
+    assert answer.status == 401 and ("connection" in answer.headers) == is_closed

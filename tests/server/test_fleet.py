@@ -118,7 +118,5 @@ def test_bounds_reach_the_pool() -> None:
     )
     assert settings.wait_for_workers_s == 1.0
     assert settings.ring_records >= 8 * 512 and settings.ring_records & (settings.ring_records - 1) == 0
-    assert (
-        option(worker.decoder_command, "--threads") == "3" and option(worker.decoder_command, "--kv-type") == "q8_0"
-    )
+    assert option(worker.decoder_command, "--threads") == "3" and option(worker.decoder_command, "--kv-type") == "q8_0"
     assert worker.decoder_command[-2:] == ("--pace", "2")

@@ -101,3 +101,11 @@ async def test_status_has_every_board_and_the_queue() -> None:
     assert body["workers"][0]["board"]["load_percent"] == 100 and body["workers"][1]["board"] is None
     assert body["queue"]["request_limit"] == 256 and body["counters"]["submitted"] == 0
     assert body["http"]["requests"] == 1
+
+
+async def test_health_needs_no_key_and_shows_neither_paths_nor_what_the_decoder_wrote() -> None:
+    pool = FakePool(workers=1)
+    pool.set_state(0, WorkerState.BACKOFF, "exited with 1 in /srv/secret; last line: can't open /srv/models/x.gguf")
+    answer = await call(app_of(pool), "GET", "/health")
+    assert answer.json["worker"][0]["reason"] == "exited with 1 in (path)"
+    assert b"/srv" in (await call(app_of(pool), "GET", "/status")).body
