@@ -29,7 +29,7 @@ class Served:
     def __init__(self, *options: str, is_ready: Callable[["Served"], bool] | None = None) -> None:
         self._options = options
         self._is_ready = is_ready or Served.all_ready
-        self._log: IO[str] = tempfile.TemporaryFile("w+")
+        self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by __exit__)
         self.port = 0
 
     def __enter__(self) -> "Served":
