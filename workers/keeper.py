@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from native.protocol import (
     QUIT,
+    Dialect,
     Info,
     LineReader,
     ProtocolViolation,
@@ -34,6 +35,7 @@ from workers.settings import WorkerSettings
 from workers.stderr import StderrTail
 
 BUSY_SHARE = 0.3  # of the last tick: a decoder that computes this much is not merely silent
+SOLO_HEADROOM = 8  # tokens: Strata refuses prompt + max_new + 8 > context (../shared/decoder-protocol.md)
 _STDERR_DRAIN_LINES = 100_000
 
 
@@ -131,7 +133,7 @@ class DecoderKeeper:
         self._conversation.begin(dialect, self._info)
         board = self._board
         board.info.write(" ".join(f"{key}={value}" for key, value in self._info.values.items()))
-        board.set(Word.CONTEXT, ready.context)
+        board.set(Word.CONTEXT, ready.context - SOLO_HEADROOM if dialect is Dialect.SOLO else ready.context)
         board.set(Word.LOAD_PERCENT, 100)
         board.set(Word.PROGRESS_NS, int(now * 1e9))
         board.set(Word.BACKOFF_UNTIL_NS, 0)
@@ -151,6 +153,7 @@ class DecoderKeeper:
             self._take(data)
         elif data is not None:  # end of file: it can answer nothing more, and is usually about to be reaped
             self._loop.unwatch(decoder.stdout_fd)
+            self._board.set(Word.CAPACITY, 0)
             self._kill_at(time.monotonic() + self._settings.kill_grace_s)
 
     def _take(self, data: bytes) -> None:
@@ -265,7 +268,7 @@ class DecoderKeeper:
             board.error.write(reason.text)
             board.set(Word.DECODER_EXIT, status + 1024)
             board.add(Word.DECODER_DEATHS)
-        self._conversation.end_all(reason)
+        self._conversation.end_all(Exit(ExitKind.KILLED, reason.text) if is_own_wish else reason)  # nobody's fault
         note(self._settings.index, f"decoder ended: {reason}")
         rest = self._ended()
         if rest is None:
@@ -292,8 +295,9 @@ class DecoderKeeper:
     def _check(self, decoder: DecoderProcess, now: float) -> None:
         if self._kill_at_s is not None:
             if now >= self._kill_at_s:
-                decoder.kill()
                 self._kill_at_s = None
+                self.condemn(Exit(ExitKind.FAILED, "closed its stdout and did not exit"))
+                decoder.kill()
             else:
                 self._loop.soon(self._kill_at_s)
             return
