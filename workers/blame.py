@@ -10,9 +10,9 @@ innocent. These rules find the guilty one, mostly at its second death, and spare
 4. Poison that works slowly is cleared each time. A turn that was cleared and dies alone is convicted too; one that dies in
    company is a suspect anew, and refused at its `limit`th relapse.
 
-A death from outside (SIGKILL or SIGSTOP by somebody, a worker's own death) accuses nobody. But a turn that loses
-IDLE_LOSSES decoders in a row that way without having gained a token in between is refused too: something about it kills
-quietly, and it would go on for ever.
+A death from outside (SIGKILL by somebody, a worker's own death) accuses nobody. But a turn that loses IDLE_LOSSES decoders
+in a row that way without having gained a token in between is refused too: something about it kills quietly, and it would
+go on for ever. What no request can bring about (SIGSTOP, a worker killed by somebody) does not count at all: pool.py.
 """
 
 from collections.abc import Iterable

@@ -20,7 +20,8 @@ class ExitKind(StrEnum):
     SIGNAL = "signal"
     FAILED = "failed"  # an exit code other than 0
     HANG = "hang"
-    KILLED = "killed"  # SIGKILL, SIGTERM or SIGSTOP from outside, and no sign of the kernel's out-of-memory killer
+    KILLED = "killed"  # SIGKILL or SIGTERM from outside, and no sign of the kernel's out-of-memory killer
+    STOPPED = "stopped"  # SIGSTOP from outside, for which we ended it
     BROKEN = "broken"  # it said itself that it can't go on
 
 
@@ -33,20 +34,26 @@ class Exit:
 
     @property
     def is_external(self) -> bool:
-        return self.kind is ExitKind.KILLED
+        return self.kind in (ExitKind.KILLED, ExitKind.STOPPED)
 
     def __str__(self) -> str:
         return self.text
 
 
+STOPPED = Exit(ExitKind.STOPPED, "stopped from outside (SIGSTOP)")
+
+
 def classify(status: int, lines: Sequence[str], *, oom_kills: int = 0) -> Exit:
-    """Name an end. status: as subprocess gives it (negative: signal). oom_kills: that the kernel did meanwhile."""
+    """Name an end. status: as subprocess gives it (negative: signal), -SIGSTOP for what we found stopped and killed.
+    oom_kills: that the kernel did meanwhile."""
     last = next((line for line in reversed(lines) if line.strip()), "")
     told = f"; last line: {last[:200]}" if last else ""
     if status == -signal.SIGKILL and oom_kills > 0:
         return Exit(ExitKind.OUT_OF_MEMORY, f"killed by the kernel for want of memory (SIGKILL){told}")
     if status in (-signal.SIGKILL, -signal.SIGTERM):
         return Exit(ExitKind.KILLED, f"killed from outside by {signal.Signals(-status).name}{told}")
+    if status == -signal.SIGSTOP:
+        return STOPPED
     if status == 0:
         return Exit(ExitKind.CLEAN, f"exited by itself with code 0{told}")
     how = f"died of {_signal_name(-status)}" if status < 0 else f"exited with code {status}"

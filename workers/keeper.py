@@ -10,6 +10,7 @@ it is broken.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,7 @@ from shm.board import Board, Word, WorkerState
 from workers.backoff import Backoff
 from workers.conversation import Conversation
 from workers.decoder import DecoderProcess, read_available
-from workers.exits import Exit, ExitKind, classify, cpu_seconds, is_stopped, oom_kills
+from workers.exits import STOPPED, Exit, ExitKind, classify, cpu_seconds, is_stopped, oom_kills
 from workers.loop import TICK_S, Loop
 from workers.settings import WorkerSettings
 from workers.stderr import StderrTail
@@ -266,7 +267,8 @@ class DecoderKeeper:
             board.set(word, 0)
         if not is_own_wish:
             board.error.write(reason.text)
-            board.set(Word.DECODER_EXIT, status + 1024)
+            told = -signal.SIGSTOP if reason.kind is ExitKind.STOPPED else status
+            board.set(Word.DECODER_EXIT, told + 1024)
             board.add(Word.DECODER_DEATHS)
         self._conversation.end_all(Exit(ExitKind.KILLED, reason.text) if is_own_wish else reason)  # nobody's fault
         note(self._settings.index, f"decoder ended: {reason}")
@@ -305,7 +307,7 @@ class DecoderKeeper:
             return
         was_stopped, self._was_stopped = self._was_stopped, is_stopped(decoder.pid)
         if was_stopped and self._was_stopped:
-            self.condemn(Exit(ExitKind.KILLED, "stopped from outside (SIGSTOP)"))
+            self.condemn(STOPPED)
         elif self._board.state is WorkerState.LOADING:
             self._check_loading(now)
         elif len(self._conversation.turns):

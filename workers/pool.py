@@ -345,11 +345,13 @@ class Pool:
             self._incidents.record(death)
         is_external = death.exit.is_external or death.is_worker
         live = [lease for lease in death.leases if lease.turn.state is not TurnState.ENDED]
-        refused = accuse(
-            [(lease.job.record, len(lease.turn.ids)) for lease in live],
-            is_external=is_external,
-            limit=self.settings.poison_limit,
-        )
+        refused = [False] * len(live)
+        if not _is_chance(death):
+            refused = accuse(
+                [(lease.job.record, len(lease.turn.ids)) for lease in live],
+                is_external=is_external,
+                limit=self.settings.poison_limit,
+            )
         for lease, is_refused in zip(live, refused, strict=True):
             self._on_lost(lease, death, is_refused=is_refused)
         if not death.is_worker and replica.is_waking and not any(other.is_serving for other in self.replicas):
@@ -574,6 +576,14 @@ class Pool:
         ):
             _log.info("worker=%d unloading its decoder after %.0f idle seconds", replica.index, limit_s)
             replica.want(Wanted.UNLOAD)
+
+
+def _is_chance(death: Death) -> bool:
+    """Whether nothing that ran can have brought the death about: somebody stopped it, or killed the worker itself.
+
+    A decoder's SIGKILL is not chance: whoever watches over memory may send it because of what a request needs.
+    """
+    return death.exit.kind is ExitKind.STOPPED or (death.is_worker and death.exit.is_external)
 
 
 def _capabilities(info: Info) -> Capabilities:

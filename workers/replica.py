@@ -20,7 +20,7 @@ from shm.orders import Wanted
 from shm.slots import Finish, SlotResult
 from workers import session
 from workers.backoff import Backoff
-from workers.exits import Exit, ExitKind, classify, oom_kills
+from workers.exits import STOPPED, Exit, ExitKind, classify, oom_kills
 from workers.incarnation import Incarnation, Lease
 from workers.job import Job
 from workers.prefix import CacheBelief
@@ -101,7 +101,7 @@ class Replica:
         self._seen_deaths = 0
         self._seen_decoder = 0
         self._seen_state: WorkerState | None = None
-        self._verdict: Verdict | None = None
+        self._condemned: Exit | None = None  # why the worker was ended by us
         self._oom_kills = 0
 
     def __repr__(self) -> str:
@@ -257,7 +257,7 @@ class Replica:
     def watch(self, now: float) -> None:
         """One look of the watchdog."""
         incarnation = self.incarnation
-        if incarnation is None or self.supervisor.phase is not Phase.UP:
+        if incarnation is None or self.supervisor.phase not in (Phase.STARTING, Phase.UP):
             return
         self.supervisor.backoff.settle(now)
         leases = incarnation.open_leases()
@@ -274,7 +274,7 @@ class Replica:
         self.memory_bytes = observation.memory_bytes
         verdict = self._watchdog.judge(observation)
         if verdict is not None:
-            self._verdict = verdict
+            self._condemned = _exit_of(verdict)
             self.hangs += verdict.is_hang
             _log.warning("worker=%d incarnation=%d condemned reason=%r", self.index, incarnation.number, verdict.reason)
             self._perform(self.supervisor.condemned(now, verdict.reason, is_stopped=verdict.is_stopped))
@@ -325,7 +325,7 @@ class Replica:
         self._listener.on_capacity()
 
     def on_fault(self, reason: str) -> None:
-        self._verdict = Verdict(reason)
+        self._condemned = Exit(ExitKind.BROKEN, reason)
         _log.error("worker=%d fault=%r", self.index, reason)
         self._perform(self.supervisor.condemned(time.monotonic(), reason, is_stopped=True))
 
@@ -376,7 +376,7 @@ class Replica:
         self._oom_kills = oom_kills()
         self._seen_deaths = self._seen_decoder = 0
         self._seen_state = None
-        self._verdict = None
+        self._condemned = None
         self._watchdog = Watchdog(self._limits())
         self.belief.forget()
         self.is_waking = False
@@ -401,9 +401,8 @@ class Replica:
 
     def _worker_exit(self, incarnation: Incarnation) -> Exit:
         status = incarnation.exit_status() or 0
-        if self._verdict is not None:
-            kind = ExitKind.HANG if self._verdict.is_hang else ExitKind.KILLED
-            return Exit(kind, self._verdict.reason)
+        if self._condemned is not None:
+            return self._condemned
         if self.supervisor.is_stopping or status == 0:
             return Exit(ExitKind.CLEAN, self.supervisor.reason)
         return classify(status, self.stderr, oom_kills=oom_kills() - self._oom_kills)
@@ -416,7 +415,9 @@ class Replica:
         is_external = all(result.finish is Finish.KILLED for _, result in lost) if lost else False
         text = lost[0][1].error if lost else board.error.read()
         status = board.get(Word.DECODER_EXIT) - 1024
-        kind = ExitKind.KILLED if is_external else classify(status, self.stderr).kind
+        kind = classify(status, self.stderr).kind
+        if is_external and kind is not ExitKind.STOPPED:
+            kind = ExitKind.KILLED
         if lost and kind is ExitKind.KILLED and not is_external:
             kind = ExitKind.BROKEN  # the SIGKILL was the worker's own: it had condemned its decoder
         exit_ = Exit(kind, text)
@@ -459,6 +460,13 @@ class Replica:
             prefill_rate=self.settings.prefill_rate,
             memory_limit_bytes=self._pool.memory_limit_bytes,
         )
+
+
+def _exit_of(verdict: Verdict) -> Exit:
+    """How the end of a worker counts that the watchdog condemned."""
+    if verdict.is_stopped:
+        return STOPPED
+    return Exit(ExitKind.HANG if verdict.is_hang else ExitKind.OUT_OF_MEMORY, verdict.reason)
 
 
 def _age_s(now_ns: int, then_ns: int) -> float | None:
