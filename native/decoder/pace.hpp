@@ -15,7 +15,7 @@ public:
     Pace(double factor, int64_t max_tokens) : factor_(factor), max_tokens_(max_tokens) {}
 
     int64_t budget_tokens() const {
-        constexpr int64_t min_tokens = 16;  // reading must get on, and a batch of fewer is inefficient
+        constexpr int64_t min_tokens = 8;  // reading must get on, and a batch of fewer is inefficient
         if (factor_ <= 0) return max_tokens_;
         if (decode_ms_ <= 0 || prompt_token_ms_ <= 0) return std::min(min_tokens, max_tokens_);
         const double tokens = std::max(0.0, factor_ - 1) * decode_ms_ / prompt_token_ms_;
