@@ -110,7 +110,9 @@ class DecoderProcess:
             self._backlog.popleft()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the decoder's process group. Its pid can't have been reused: it has not been reaped before `reap`."""
+        """Signal the decoder's process group, unless it has been reaped: its number may be another's by then."""
+        if self._process.returncode is not None:
+            return
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):

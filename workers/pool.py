@@ -292,6 +292,8 @@ class Pool:
         if sleeper is not None:
             _log.info("worker=%d loading its decoder on demand waiting=%d", sleeper.index, len(self._queue))
             sleeper.wake()
+            if self._free_capacity():  # it had not heard of its unloading yet, and will not ring
+                asyncio.get_running_loop().call_soon(self.on_capacity)
 
     def _on_cancel(self, turn: Turn) -> None:
         job = self._jobs.get(turn)

@@ -133,7 +133,7 @@ class Replica:
         board = incarnation.board
         if board.state is not WorkerState.READY or incarnation.orders.wanted is not Wanted.RUN:
             return 0
-        return min(board.get(Word.CAPACITY), len(incarnation.leases)) - incarnation.running
+        return max(0, min(board.get(Word.CAPACITY), len(incarnation.leases)) - incarnation.running)
 
     @property
     def is_serving(self) -> bool:
@@ -236,7 +236,10 @@ class Replica:
             self.incarnation.want(wanted)
 
     def wake(self) -> None:
-        """Load the decoder of a sleeping worker, once however often it is asked."""
+        """Load the decoder of a sleeping worker, once however often it is asked.
+
+        One that has not heard of its unloading yet stays READY, and never rings: `watch` ends the waking then.
+        """
         if self.incarnation is not None and not self.is_waking:
             self.is_waking = True
             self.incarnation.want(Wanted.RUN)
@@ -260,6 +263,7 @@ class Replica:
         if incarnation is None or self.supervisor.phase not in (Phase.STARTING, Phase.UP):
             return
         self.supervisor.backoff.settle(now)
+        self.is_waking = self.is_waking and incarnation.board.state is not WorkerState.READY
         leases = incarnation.open_leases()
         oldest_s = now - min((lease.leased_s for lease in leases), default=now)
         observation = observe(
@@ -303,16 +307,18 @@ class Replica:
         if board.get(Word.DECODER_INCARNATION) != self._seen_decoder:
             self._seen_decoder = board.get(Word.DECODER_INCARNATION)
             self.belief.forget()
-        if board.get(Word.DECODER_DEATHS) != self._seen_deaths or self._lost:
-            self._on_decoder_death(incarnation)
         state = board.state
+        has_died = board.get(Word.DECODER_DEATHS) != self._seen_deaths or self._lost
+        if has_died and (not incarnation.running or board.get(Word.DECODER_PID)):  # the ends of all its turns are here
+            self._on_decoder_death(incarnation)
         if state is not self._seen_state:
             _log.info("worker=%d incarnation=%d state=%s %s", self.index, incarnation.number, state, self.reason())
             self._seen_state = state
             if state is WorkerState.READY:
-                self.is_waking = False
                 self.idle_since_s = time.monotonic()
                 self.belief.resize(board.get(Word.CAPACITY))
+        if state is WorkerState.READY:
+            self.is_waking = False
         self._listener.on_capacity()
 
     def on_exit(self) -> None:
