@@ -11,6 +11,7 @@ may be left: no process, no descriptor. Limits are short, so that what would tak
 import asyncio
 import itertools
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -164,9 +165,8 @@ def pool_settings(
         workers=tuple(
             WorkerSettings(
                 index=index,
-                decoder_command=command,
                 environment=(("FD_NAME", f"w{index}"),),
-                **{**SHORT, **(worker or {})},
+                **{**SHORT, "decoder_command": command, **(worker or {})},
             )
             for index in range(workers)
         ),
@@ -227,6 +227,12 @@ async def exact(turn: Turn, timeout_s: float = 20.0) -> TurnResult:
     assert turn.result.generated == max_new
     assert turn.result.prompt_tokens == len(prompt)
     return turn.result
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal one process, and never a group: 0 stands for a decoder that is not there."""
+    assert pid > 1
+    os.kill(pid, number)
 
 
 def process_is_alive(pid: int) -> bool:

@@ -1,7 +1,6 @@
 """A request that kills decoders is refused; those that ran beside it are not hurt."""
 
 import asyncio
-import os
 import signal
 from typing import Any
 
@@ -9,10 +8,10 @@ import pytest
 
 from tests.fakes.echo import echo_prompt, expected
 from tests.fakes.stage import Stage
-from tests.workers.running import ended, exact, running_pool, tokens, until
+from tests.workers.running import ended, exact, kill, running_pool, tokens, until
 from workers.errors import DecoderRefused, EngineFailed, NonFinite, PoisonRequest, RingfenceError
 
-SEGV = int(signal.SIGSEGV)
+SEGV = signal.SIGSEGV
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -68,12 +67,12 @@ async def test_two_poison_requests_at_once_are_both_found(stage: Stage) -> None:
 async def test_kills_from_outside_make_nobody_guilty(stage: Stage) -> None:
     async with running_pool(stage, workers=2, decoder={"token_delay_s": 0.002}) as running:
         turn = running.submit(echo_prompt(1), 300)
-        for kill in range(1, 5):
-            await tokens(turn, 30 * kill)
+        for round_ in range(1, 5):
+            await tokens(turn, 30 * round_)
             await running.serving()
             assert turn.worker is not None
-            os.kill(running.decoder_pid(turn.worker), signal.SIGKILL)
-            await until(lambda: turn.moves == kill, what="a move")  # noqa: B023
+            kill(running.decoder_pid(turn.worker))
+            await until(lambda: turn.moves == round_, what="a move")  # noqa: B023
         await exact(turn)
         assert running.counters.poisoned == 0
 
@@ -86,7 +85,7 @@ async def test_an_innocent_waits_for_nobody_while_a_suspect_must(stage: Stage) -
         suspects = [running.submit(echo_prompt(marker), 20) for marker in range(3)]
         for turn in suspects:
             await tokens(turn, 2)
-        os.kill(running.decoder_pid(), SEGV)
+        kill(running.decoder_pid(), SEGV)
         await until(lambda: running.pool.running == 1 and running.pool.snapshot().queue.requests == 2, what="suspects")
         await exact(running.submit(echo_prompt(50), 5))
         assert not any(turn.has_ended for turn in suspects)

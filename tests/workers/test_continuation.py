@@ -1,6 +1,5 @@
 """Requests whose worker or decoder dies or hangs go on elsewhere, token for token as if nothing had happened."""
 
-import os
 import signal
 from typing import Any
 
@@ -8,11 +7,11 @@ import pytest
 
 from tests.fakes.echo import echo_prompt, echo_token, expected
 from tests.fakes.stage import Stage
-from tests.workers.running import ended, exact, running_pool, tokens, until
+from tests.workers.running import ended, exact, kill, running_pool, tokens, until
 from workers.request import FinishReason
 
 QUICK: dict[str, Any] = {"hang_limit_s": 0.8}
-SEGV = int(signal.SIGSEGV)
+SEGV = signal.SIGSEGV
 
 
 @pytest.mark.parametrize(("workers", "at"), [(1, 0), (1, 1), (2, 17), (2, 39)])
@@ -64,7 +63,7 @@ async def test_a_killed_worker_continues_its_streams_on_a_sibling(stage: Stage) 
         for turn in turns:
             await tokens(turn, 20)
         victim = running.pid(0)
-        os.kill(victim, signal.SIGKILL)
+        kill(victim)
         results = [await exact(turn) for turn in turns]
         assert sorted(result.moves for result in results) == [0] * 4 + [1] * 4
         await running.serving()
@@ -79,7 +78,7 @@ async def test_a_killed_decoder_continues_its_streams_on_a_sibling_and_keeps_its
         for turn in turns:
             await tokens(turn, 20)
         worker, victim = running.pid(0), running.decoder_pid(0)
-        os.kill(victim, signal.SIGKILL)
+        kill(victim)
         for turn in turns:
             await exact(turn)
         await running.serving()
@@ -91,10 +90,10 @@ async def test_a_killed_decoder_continues_its_streams_on_a_sibling_and_keeps_its
 async def test_the_only_worker_killed_again_and_again_still_delivers_every_token(stage: Stage) -> None:
     async with running_pool(stage, decoder={"token_delay_s": 0.002}) as running:
         turns = [running.submit(echo_prompt(marker), 200) for marker in range(4)]
-        for kill in range(1, 4):
-            await tokens(turns[0], 40 * kill)
+        for round_ in range(1, 4):
+            await tokens(turns[0], 40 * round_)
             await running.serving()
-            os.kill(running.pid() if kill % 2 else running.decoder_pid(), signal.SIGKILL)
+            kill(running.pid() if round_ % 2 else running.decoder_pid())
         for turn in turns:
             await exact(turn)
             assert turn.moves == 3
@@ -105,7 +104,7 @@ async def test_queued_requests_are_not_lost_to_a_death(stage: Stage) -> None:
     async with running_pool(stage, slots=1, decoder={"slots": 1, "token_delay_s": 0.001}) as running:
         turns = [running.submit(echo_prompt(marker), 20) for marker in range(6)]
         await tokens(turns[0], 1)
-        os.kill(running.pid(), signal.SIGKILL)
+        kill(running.pid())
         for turn in turns:
             await exact(turn)
         order = [echo["ids"][:9] for echo in running.events("GEN")]
@@ -164,7 +163,7 @@ async def test_a_stopped_process_is_replaced_and_its_streams_go_on(stage: Stage,
             await tokens(turn, 5)
         worker = running.pid(0)
         victim = worker if what == "worker" else running.decoder_pid(0)
-        os.kill(victim, signal.SIGSTOP)
+        kill(victim, signal.SIGSTOP)
         for turn in turns:
             await exact(turn)
         await running.serving()
