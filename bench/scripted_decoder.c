@@ -1,6 +1,6 @@
 /* A decoder that answers at once, so that only the path to it and back is timed.
  *
- *     scripted_decoder [--slots N] [--flood] [--context N]
+ *     scripted_decoder [--slots N] [--flood [--pace MS]] [--context N]
  *
  * Speaks the solo dialect of the decoder protocol, or with --slots the tagged one. Of a GEN it reads max_new (and the request id)
  * and the number of prompt ids, by counting commas. It answers REUSED, max_new tokens and DONE; token i of a prompt of n ids is
@@ -8,6 +8,7 @@
  *
  * With --flood tokens come as fast as the pipe takes them, one write a step: a step is one token of every running request (tagged)
  * or BATCH tokens of the only one (solo), and between steps it looks for commands. Without, a GEN is answered whole before the next.
+ * With --pace a step is one token and comes every MS milliseconds, as a decoder's would that computes.
  */
 #include <errno.h>
 #include <poll.h>
@@ -24,7 +25,7 @@ struct turn {
     long prompt, max_new, generated;
 };
 
-static int slots, is_flooding;
+static int slots, is_flooding, pace_ms;
 static long context = 32768;
 static struct turn running[MAX_SLOTS];
 static int running_count;
@@ -116,7 +117,7 @@ static void finish_turn(int index, const char *finish)
 
 static void step(void)
 {
-    int tokens = slots ? 1 : BATCH;
+    int tokens = slots || pace_ms ? 1 : BATCH;
     for (int index = running_count - 1; index >= 0; index--) {
         struct turn *turn = &running[index];
         for (int i = 0; i < tokens && turn->generated < turn->max_new; i++)
@@ -193,6 +194,8 @@ static void read_options(int count, char **words)
     for (int i = 1; i < count; i++) {
         if (strcmp(words[i], "--flood") == 0)
             is_flooding = 1;
+        else if (strcmp(words[i], "--pace") == 0 && i + 1 < count)
+            pace_ms = atoi(words[++i]);
         else if (strcmp(words[i], "--slots") == 0 && i + 1 < count)
             slots = atoi(words[++i]);
         else if (strcmp(words[i], "--context") == 0 && i + 1 < count)
@@ -207,7 +210,7 @@ static void read_options(int count, char **words)
 static int has_input(void)
 {
     struct pollfd in = {.fd = 0, .events = POLLIN};
-    return poll(&in, 1, 0) > 0;
+    return poll(&in, 1, pace_ms) > 0;
 }
 
 int main(int count, char **words)

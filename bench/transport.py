@@ -324,7 +324,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, well under a minute")
     parser.add_argument("--flood", action="store_true", help="stream as fast as possible instead")
+    parser.add_argument("--neighbours", action="store_true", help="what other workers cost instead, idle and busy ones")
     options = parser.parse_args(arguments)
+    if options.neighbours:
+        neighbours = importlib.import_module("bench.neighbours")
+        is_met: bool = neighbours.report(is_quick=options.quick, is_json=options.json)
+        return 1 if options.check and not is_met else 0
     return time_flood(options) if options.flood else time_transport(options)
 
 

@@ -14,7 +14,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -23,6 +23,7 @@ from bench.contracts.adapter import LIMIT_S, DecoderSource
 from bench.schemes.messages import Statistics, TurnFailed
 from bench.transport import MAX_NEW, Flood, demand_own
 from workers.errors import RingfenceError
+from workers.incarnation import Incarnation
 from workers.pool import Pool
 from workers.request import GenerationRequest, TurnResult
 from workers.settings import PoolSettings, WorkerSettings
@@ -172,10 +173,12 @@ class RingfenceAdapter:
 class RingfenceTransport:
     """A pool over decoders of its own, in a loop that runs while a request does. Made and used in the main thread."""
 
-    def __init__(self, command: list[str], replicas: int) -> None:
+    def __init__(self, command: list[str], replicas: int, *, others: Sequence[list[str]] = ()) -> None:
+        """`others` are decoders of further workers."""
         self._loop = uvloop.new_event_loop()
-        self.pool = Pool(settings_of([command] * replicas))
-        self._loop.run_until_complete(start(self.pool))
+        self._pool = Pool(settings_of([command] * replicas + list(others)))
+        self._own = replicas
+        self._loop.run_until_complete(start(self._pool))
 
     def request(self, prompt: list[int]) -> tuple[int, int]:
         return self._loop.run_until_complete(self._request(prompt))
@@ -183,17 +186,39 @@ class RingfenceTransport:
     def flood(self, requests: int, max_new: int) -> Flood:
         return self._loop.run_until_complete(self._flood(requests, max_new))
 
-    def idle(self, seconds: float) -> None:
-        """Let the loop wait for so long with nothing to do."""
+    def occupy_others(self) -> None:
+        """Give each of the others a turn that goes on until `close`."""
+        self._loop.run_until_complete(self._occupy_others())
+
+    def idle(self, seconds: float) -> dict[str, float]:
+        """Wait with nothing to do: CPU seconds that the server (this process), the workers and the decoders used."""
+        workers = self._pids(lambda incarnation: incarnation.pid)
+        decoders = self._pids(lambda incarnation: incarnation.decoder_pid)
+        groups = {"server": [os.getpid()], "workers": workers, "decoders": decoders}
+        before = {name: cpu_of(pids) for name, pids in groups.items()}
         self._loop.run_until_complete(asyncio.sleep(seconds))
+        return {name: cpu_of(pids) - before[name] for name, pids in groups.items()}
 
     def close(self) -> None:
-        self._loop.run_until_complete(self.pool.stop(drain_s=0.0))
+        self._loop.run_until_complete(self._pool.stop(drain_s=0.0))
         self._loop.close()
+
+    def _pids(self, pid_of: Callable[[Incarnation], int]) -> list[int]:
+        return [pid_of(replica.incarnation) for replica in self._pool.replicas if replica.incarnation is not None]
+
+    async def _occupy_others(self) -> None:
+        own, others = self._pool.replicas[: self._own], self._pool.replicas[self._own :]
+        for replica in own:
+            replica.is_cordoned = True
+        for _ in others:
+            turn = self._pool.submit(GenerationRequest(id="busy", prompt=[1, 2, 3], max_new=CONTEXT - 16))
+            await turn.wait(0)
+        for replica in own:
+            replica.is_cordoned = False
 
     async def _request(self, prompt: list[int]) -> tuple[int, int]:
         called_ns = time.perf_counter_ns()
-        turn = self.pool.submit(GenerationRequest(id="timed", prompt=prompt, max_new=MAX_NEW))
+        turn = self._pool.submit(GenerationRequest(id="timed", prompt=prompt, max_new=MAX_NEW))
         count = await turn.wait(0)
         first_ns = time.perf_counter_ns()
         while count < MAX_NEW and not turn.has_ended:
@@ -208,14 +233,14 @@ class RingfenceTransport:
 
     async def _flood(self, requests: int, max_new: int) -> Flood:
         async def call() -> int:
-            turn = self.pool.submit(GenerationRequest(id="flood", prompt=[1, 2, 3], max_new=max_new))
+            turn = self._pool.submit(GenerationRequest(id="flood", prompt=[1, 2, 3], max_new=max_new))
             count = 0
             while (now := await turn.wait(count)) > count:
                 count = now
             turn.raise_for_error()
             return count
 
-        workers = [replica.incarnation.pid for replica in self.pool.replicas if replica.incarnation is not None]
+        workers = self._pids(lambda incarnation: incarnation.pid)
         started, cpu = time.perf_counter(), time.process_time() + cpu_of(workers)
         counts = await asyncio.gather(*(call() for _ in range(requests)))
         seconds = time.perf_counter() - started
@@ -223,13 +248,8 @@ class RingfenceTransport:
 
 
 def cpu_of(pids: Sequence[int]) -> float:
-    """CPU seconds that these processes have used, to the scheduler's nanosecond (all threads)."""
-    total_ns = 0
-    for pid in pids:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
-                total_ns += int(file.read().split()[0])
-    return total_ns / 1e9
+    """CPU seconds that these processes have used, all their threads, to the nanosecond."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # as clock_getcpuclockid(3) makes a clock of a pid
 
 
 def _failure(turn: Turn) -> TurnFailed | None:

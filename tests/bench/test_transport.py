@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from bench import transport
+from bench import neighbours, transport
 from bench.contracts.process import pipes_of
 from bench.transport import Target, Timing
 
@@ -70,9 +70,33 @@ def test_report_has_every_adapter_at_both_lengths(capsys: pytest.CaptureFixture[
     report = json.loads(capsys.readouterr().out)
     for prompt_ids in ("65", "4097"):
         measured = report["timings"][prompt_ids]
-        assert {"floor", "original", "A", "B", "c-threads"} <= set(measured)
+        assert {"floor", "original", "A", "B", "c-threads", "ringfence"} == set(measured)
         assert set(measured["A"]["first_ms"]) == {"p50", "p90", "p99"}
     assert len(report["targets"]) == 4
+
+
+def test_paced_decoder_looks_for_commands_between_tokens() -> None:
+    with transport.spawn("--flood", "--pace", "1") as process:
+        pipes = pipes_of(process)
+        pipes.stdin.write(b"GEN 30000 1,2\n")
+        pipes.stdin.flush()
+        lines = iter(pipes.stdout.readline, b"")
+        assert b"T 2\n" in lines
+        pipes.stdin.write(b"STOP\n")
+        pipes.stdin.flush()
+        assert any(line.startswith(b"DONE ") and b" cancel " in line for line in lines)
+        pipes.stdin.close()
+
+
+def test_report_on_neighbours_has_idle_and_busy_ones_and_the_cpu_of_an_idle_pool(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COUNTS", (1,)), ("QUICK_PASSES", 1), ("WARM_UP_ROUNDS", 1), ("ROUNDS", 3), ("IDLE_S", 0.1)):
+        monkeypatch.setattr(neighbours, name, value)
+    assert transport.main(["--neighbours", "--quick", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["others"], row["are_busy"]) for row in report["neighbours"]] == [(1, False), (1, True)]
+    assert {"server", "workers", "decoders"} <= set(report["idle"])
 
 
 @pytest.mark.usefixtures("short_rounds")
@@ -101,7 +125,7 @@ def test_targets_are_ratios_to_scheme_a() -> None:
 def test_flood_counts_the_tokens_of_all_its_requests() -> None:
     adapters = transport.open_adapters("--flood")
     try:
-        for name in ("A", "B", "original"):
+        for name in ("A", "B", "original", "ringfence"):
             assert adapters[name].flood(4, 500).tokens == 2000
     finally:
         for adapter in adapters.values():
