@@ -32,6 +32,7 @@ from shm.ring import Kind, RingReader, bits_float
 from shm.segment import Segment
 from shm.slots import SlotLessor, SlotResult
 from workers.job import Job
+from workers.request import RequestKind
 from workers.settings import WorkerSettings
 from workers.turn import Turn
 
@@ -122,8 +123,10 @@ class Incarnation:
         try:
             segment = Segment.create(layout, epoch=epoch)
             opened.append(segment.close)
-            to_worker, from_worker = Doorbell.create(), Doorbell.create()
-            opened += [to_worker.close, from_worker.close]
+            to_worker = Doorbell.create()
+            opened.append(to_worker.close)
+            from_worker = Doorbell.create()
+            opened.append(from_worker.close)
             ours, theirs = lifeline()
             opened += [ours.close, theirs.close]
             fds = {
@@ -133,19 +136,22 @@ class Incarnation:
                 "lifeline": theirs.fileno(),
             }
             process = _start(settings, fds, epoch)
+            opened.append(lambda: _abandon(process))
+            incarnation = cls(
+                owner=owner,
+                epoch=epoch,
+                segment=segment,
+                process=process,
+                bells=(to_worker, from_worker),
+                lifeline_fd=ours.fileno(),
+            )
         except BaseException:
             for close in reversed(opened):
                 close()
             raise
         theirs.close()
-        return cls(
-            owner=owner,
-            epoch=epoch,
-            segment=segment,
-            process=process,
-            bells=(to_worker, from_worker),
-            lifeline_fd=ours.detach(),
-        )
+        ours.detach()
+        return incarnation
 
     # ---- turns -----------------------------------------------------------------------------------------------------
 
@@ -242,7 +248,10 @@ class Incarnation:
         self.leases[lease.slot] = None
         self.free.append(lease.slot)
         self.running -= 1
-        self._owner.on_end(lease, self.lessor.result(lease.slot, lease.generation))
+        result = self.lessor.result(lease.slot, lease.generation)
+        if lease.turn.request.kind is RequestKind.EMBED and result is not None:  # before the slot is used again
+            lease.turn.embedding = self.lessor.payload(lease.slot, 4 * result.generated)
+        self._owner.on_end(lease, result)
 
     def open_leases(self) -> list[Lease]:
         """Turns that have not ended here, oldest lease first."""
@@ -319,6 +328,14 @@ class Incarnation:
             self._stderr_partial = b""
         for line in lines:
             self._owner.on_stderr(line.decode("utf-8", "replace"))
+
+
+def _abandon(process: "subprocess.Popen[bytes]") -> None:
+    """End a worker that could not be taken into use."""
+    assert process.stderr is not None
+    process.kill()
+    process.wait()
+    process.stderr.close()
 
 
 def _start(settings: WorkerSettings, fds: dict[str, int], epoch: int) -> "subprocess.Popen[bytes]":

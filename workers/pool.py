@@ -280,7 +280,8 @@ class Pool:
         self._hand_overs += 1
         replica.last_used = self._hand_overs
         replica.give(job, decision.known_tokens)
-        replica.belief.hold(job.chain)
+        if job.turn.request.kind is RequestKind.GENERATE:  # embeddings are computed beside the cache
+            replica.belief.hold(job.chain)
         job.turn.start(replica.index, time.monotonic())
         return True
 
@@ -319,7 +320,8 @@ class Pool:
         if turn.state is TurnState.ENDED:
             return
         if turn.is_cancelled or result.finish is Finish.CANCEL:
-            job.unread = max(0, lease.first_token + result.generated - len(turn.ids))
+            if turn.request.kind is RequestKind.GENERATE:  # of an embedding, `generated` counts its numbers
+                job.unread = max(0, lease.first_token + result.generated - len(turn.ids))
             self._end_cancelled(job)
         elif result.finish in _FINISHES:
             self._learn(replica, lease, result)
@@ -416,8 +418,10 @@ class Pool:
         job.drafts_offered += result.drafts_offered
 
     def _learn(self, replica: Replica, lease: Lease, result: SlotResult) -> None:
-        """What the result says of the decoder's cache."""
+        """What the result says of the decoder's cache; that of an embedding says nothing."""
         job = lease.job
+        if lease.turn.request.kind is RequestKind.EMBED:
+            return
         if result.cached_tokens + 64 < lease.known_tokens:
             replica.belief.correct(job.chain, result.cached_tokens)
         if lease.turn.ids:
