@@ -343,9 +343,11 @@ class Replica:
 
     def _perform(self, actions: list[Action]) -> None:
         now = time.monotonic()
-        for action in actions:
-            self._act(action, now)
-        self._arm()
+        try:
+            for action in actions:
+                self._act(action, now)
+        finally:
+            self._arm()  # whatever happened: without a timer nothing would ever happen again
 
     def _act(self, action: Action, now: float) -> None:
         incarnation = self.incarnation
@@ -364,7 +366,7 @@ class Replica:
         elif action is Action.SWEEP:
             self._sweep(incarnation, now)
         else:
-            _log.error("worker=%d its old processes do not end: %s", self.index, session.members(incarnation.pid))
+            _log.error("worker=%d its old processes do not end: %s", self.index, _left_of(incarnation))
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -450,8 +452,11 @@ class Replica:
 
     def _sweep(self, incarnation: Incarnation, now: float) -> None:
         """Kill what is left of the session; with nothing left, reap the worker and let go of its memory."""
-        session.kill(incarnation.pid)
-        if session.members(incarnation.pid):
+        try:
+            session.kill(incarnation.pid)
+            if session.members(incarnation.pid):
+                return
+        except OSError:  # no descriptor left to look with: the next sweep is due soon, and the alarm tells
             return
         incarnation.reap()
         self.stale_total += incarnation.stale
@@ -473,6 +478,13 @@ def _exit_of(verdict: Verdict) -> Exit:
     if verdict.is_stopped:
         return STOPPED
     return Exit(ExitKind.HANG if verdict.is_hang else ExitKind.OUT_OF_MEMORY, verdict.reason)
+
+
+def _left_of(incarnation: Incarnation) -> str:
+    try:
+        return str(session.members(incarnation.pid))
+    except OSError as error:
+        return f"unknown, {error}"
 
 
 def _age_s(now_ns: int, then_ns: int) -> float | None:

@@ -14,7 +14,10 @@ import psutil
 
 
 def members(leader: int) -> list[int]:
-    """Living processes of the session, zombies left out, the leader among them."""
+    """Living processes of the session, zombies left out, the leader among them.
+
+    Raises OSError when this process has no descriptor left to look with: then nothing is known of the session.
+    """
     found = []
     for pid in psutil.pids():
         try:
@@ -41,6 +44,6 @@ def _is_zombie(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
     return stat[stat.rfind(b")") + 2 : stat.rfind(b")") + 3] in (b"Z", b"X")

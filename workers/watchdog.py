@@ -114,5 +114,5 @@ def _look(pid: int) -> tuple[str, int]:
         process = psutil.Process(pid)
         with process.oneshot():
             return process.status(), process.memory_info().rss
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return "", 0
