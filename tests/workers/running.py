@@ -11,10 +11,11 @@ may be left: no process, no descriptor. Limits are short, so that what would tak
 import asyncio
 import itertools
 import os
+import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -242,3 +243,19 @@ def process_is_alive(pid: int) -> bool:
     except OSError:
         return False
     return stat[stat.rfind(b")") + 2 :][:1] not in (b"Z", b"X")
+
+
+@contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """So many more descriptors than now, and not one more."""
+    free = []
+    for _ in range(count + 1):
+        free.append(os.dup(0))
+    for fd in free:
+        os.close(fd)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
