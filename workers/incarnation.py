@@ -111,7 +111,7 @@ class Incarnation:
         os.set_blocking(self._stderr_fd, False)
         self._loop.add_reader(self._from_worker.fd, self.on_bell)
         self._loop.add_reader(self.pidfd, self._on_exit)
-        self._loop.add_reader(self._stderr_fd, self._on_stderr)
+        self._loop.add_reader(self._stderr_fd, self.read_stderr)
 
     def __repr__(self) -> str:
         return f"Incarnation(epoch={self.epoch}, pid={self.pid}, running={self.running}, board={self.board!r})"
@@ -311,10 +311,11 @@ class Incarnation:
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self.pidfd)
-        self._on_stderr()
+        self.read_stderr()
         self._owner.on_exit()
 
-    def _on_stderr(self) -> None:
+    def read_stderr(self) -> None:
+        """Take what the worker and its decoder have written to stderr; also called before a death is judged."""
         try:
             data = os.read(self._stderr_fd, _STDERR_READ_BYTES)
         except BlockingIOError:

@@ -179,13 +179,16 @@ class DecoderKeeper:
         data = read_available(decoder.stderr_fd)
         if data:
             self._heard_s = time.monotonic()
-            for line in self._stderr.feed(data, self._heard_s):
-                if not pass_on(line):
-                    self._stderr.dropped += 1
-            self._board.set(Word.STDERR_LINES, self._stderr.seen)
-            self._board.set(Word.STDERR_DROPPED, self._stderr.dropped)
+            self._take_stderr(data, self._heard_s)
         elif data is not None:
             self._loop.unwatch(decoder.stderr_fd)
+
+    def _take_stderr(self, data: bytes, now: float) -> None:
+        for line in self._stderr.feed(data, now):
+            if not pass_on(line):
+                self._stderr.dropped += 1
+        self._board.set(Word.STDERR_LINES, self._stderr.seen)
+        self._board.set(Word.STDERR_DROPPED, self._stderr.dropped)
 
     def _on_stdin(self) -> None:
         decoder = self.decoder
@@ -252,7 +255,7 @@ class DecoderKeeper:
     def _drain(self, decoder: DecoderProcess) -> None:
         """What the dead decoder had said: its last tokens are good, unless we had stopped believing it."""
         while self._stderr.seen < _STDERR_DRAIN_LINES and (data := read_available(decoder.stderr_fd)):
-            self._stderr.feed(data, time.monotonic())
+            self._take_stderr(data, time.monotonic())
         is_believed = self._condemned is None or self._condemned.kind is not ExitKind.BROKEN
         while is_believed and (data := read_available(decoder.stdout_fd)):
             self._take(data)

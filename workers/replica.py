@@ -416,6 +416,7 @@ class Replica:
         return classify(status, self.stderr, oom_kills=oom_kills() - self._oom_kills)
 
     def _on_decoder_death(self, incarnation: Incarnation) -> None:
+        incarnation.read_stderr()
         board = incarnation.board
         self._seen_deaths = board.get(Word.DECODER_DEATHS)
         self.belief.forget()
