@@ -19,6 +19,7 @@ from server.admin import Incidents, RollingRestart, WorkerAction
 from server.auth import Auth
 from server.chat_completions import ChatCompletions
 from server.completions import Completions
+from server.embeddings import Embeddings
 from server.entrance import Entrance
 from server.exchange import Receive, Scope, Send
 from server.failures import RouteNotFound
@@ -34,6 +35,8 @@ from server.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     DetokenizeResponse,
+    EmbeddingList,
+    EmbeddingRequest,
     Model,
     ModelList,
     TokenizeRequest,
@@ -61,6 +64,14 @@ OPERATIONS = (
         request=ChatCompletionRequest,
         response=ChatCompletion,
         chunk=ChatCompletionChunk,
+        errors=_GENERATION_ERRORS,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/embeddings",
+        summary="Texts as vectors",
+        request=EmbeddingRequest,
+        response=EmbeddingList,
         errors=_GENERATION_ERRORS,
     ),
     Operation(method="GET", path="/v1/models", summary="Models served", response=ModelList, errors=(401,)),
@@ -112,6 +123,7 @@ def routes(service: Service) -> list[Route]:
     endpoints: dict[str, Callable[..., Any]] = {
         "/v1/completions": Completions(service),
         "/v1/chat/completions": ChatCompletions(service),
+        "/v1/embeddings": Embeddings(service),
         "/v1/models": Models(service),
         "/v1/models/{id}": OneModel(service),
         "/tokenize": Tokenize(service),

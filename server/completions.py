@@ -25,9 +25,9 @@ class Completions(Generation[CompletionRequest]):
         tokenizer = self.service.tokenizer
         given = prompts.inputs(request)
         if prompts.needs_thread(given, tokenizer):
-            ids = await self.service.in_thread(lambda: prompts.read_all(request, tokenizer))
+            ids = await self.service.in_thread(lambda: prompts.read_all(given, tokenizer))
         else:
-            ids = prompts.read_all(request, tokenizer)
+            ids = prompts.read_all(given, tokenizer)
         echoes = None
         if request.echo:
             echoes = [text if isinstance(text, str) else tokenizer.decode(text) for text in given]

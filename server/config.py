@@ -71,6 +71,9 @@ class Config:
         keys.seconds(0), 0.0, "while no worker serves, requests wait this long; 0: refused at once", metavar="SECONDS"
     )
     body_limit: int = key(keys.size, 32 << 20, "largest request body", metavar="SIZE")
+    body_total: int = key(
+        keys.size, 256 << 20, "request bodies held in memory at once; at least `body_limit`", metavar="SIZE"
+    )
     body_timeout_s: float = key(keys.seconds(0.1), 30.0, "time in which a request body must arrive", metavar="SECONDS")
     header_limit: int = key(keys.size, 32 << 10, "largest request line and headers", metavar="SIZE")
     header_timeout_s: float = key(

@@ -92,6 +92,13 @@ def _prompt_too_long(error: errors.PromptTooLong) -> ErrorReply:
 
 
 def _unsupported(error: errors.Unsupported) -> ErrorReply:
+    if error.capability == "embeddings":
+        return ErrorReply(
+            status=400,
+            type=INVALID,
+            code="unsupported_operation",
+            message="The decoder that serves this model makes no embeddings. Ask a server whose decoder does.",
+        )
     return ErrorReply(
         status=400,
         type=INVALID,
@@ -156,6 +163,18 @@ def _body_too_large(error: failures.BodyTooLarge) -> ErrorReply:
         type=INVALID,
         code="request_too_large",
         message=f"The request body is larger than {error.limit_bytes} bytes. Send less, or raise `body_limit`.",
+        closes=True,
+    )
+
+
+def _bodies_full(error: failures.BodiesFull) -> ErrorReply:
+    return ErrorReply(
+        status=503,
+        type=SERVER,
+        code="bodies_full",
+        message=f"The bodies of all requests together would exceed {error.total_bytes} bytes. Try again after the time "
+        "in Retry-After, or raise `body_total`.",
+        retry_after_s=1,
         closes=True,
     )
 
@@ -354,6 +373,7 @@ _DESCRIBERS: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
     failures.WorkerNotFound: _worker_not_found,
     failures.AdminFailed: _admin_failed,
     failures.BodyTooLarge: _body_too_large,
+    failures.BodiesFull: _bodies_full,
     failures.BodyTooSlow: _body_too_slow,
     failures.UnsupportedMediaType: _unsupported_media_type,
     failures.HeadersTooLarge: _headers_too_large,

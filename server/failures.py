@@ -57,6 +57,13 @@ class BodyTooLarge(Refusal):
 
 
 @dataclass(slots=True, eq=False)
+class BodiesFull(Refusal):
+    """The bodies of all requests together would exceed `body_total`."""
+
+    total_bytes: int
+
+
+@dataclass(slots=True, eq=False)
 class BodyTooSlow(Refusal):
     limit_s: float
 

@@ -13,13 +13,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from server.body import read_json_body
+from server.body import Body
 from server.client import Client
 from server.detokenizer import Detokenizer
 from server.exchange import JSON_HEADER, Exchange, Receive, Scope, Send, new_id
 from server.logprobs import Taker
 from server.output import Output
-from server.prompts import choices, new_tokens
+from server.prompts import Choice, choices, new_tokens
 from server.sampling import sampling_options
 from server.schemas import (
     ChatCompletionRequest,
@@ -59,17 +59,23 @@ class Generation(Generic[Request]):
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, config = self.service, self.service.config
         exchange = Exchange.of(scope)
         exchange.endpoint = self.path
-        body = await read_json_body(exchange, limit_bytes=config.body_limit, timeout_s=config.body_timeout_s)
+        with self.service.bodies.of(exchange) as body:
+            await self._serve(exchange, body, await body.read())
+
+    async def _serve(self, exchange: Exchange, body: Body, data: bytes) -> None:
+        service, config = self.service, self.service.config
         async with Client(exchange, service.ticker, stall_limit_s=config.stall_limit_s) as client:
-            reservation = service.pool.reserve(prompt_tokens=len(body) // BYTES_PER_TOKEN)
+            reservation = service.pool.reserve(prompt_tokens=len(data) // BYTES_PER_TOKEN)
             outputs: list[Output] = []
             try:
-                request = await self._decode(body)
+                request = await self._decode(data)
+                del data
                 service.check_model(request.model)
                 prepared = await self.prepare(request)
+                request.forget_text()
+                body.release()
                 reservation.resize(sum(map(len, prepared.prompts)) * request.choices_per_prompt)
                 self._submit(request, prepared, exchange.id, reservation, outputs)
                 await self._answer(exchange, client, request, prepared, outputs)
@@ -104,32 +110,37 @@ class Generation(Generic[Request]):
         return decode(self.kind, body)
 
     def _submit(self, request: Request, prepared: Prepared, id: str, reservation: Any, outputs: list[Output]) -> None:
-        """Queue a turn for each choice, into `outputs`; those queued before one is refused are the caller's to
-        cancel."""
+        """Queue a turn for each choice, into `outputs`; those queued before the pool refused one are the caller's to
+        cancel. All are checked first: a request that can't be served as asked reaches no decoder."""
         service = self.service
-        context = service.pool.context
-        for choice in choices(request, prompts=len(prepared.prompts)):
-            prompt = prepared.prompts[choice.prompt_index]
-            param = f"prompt[{choice.prompt_index}]" if len(prepared.prompts) > 1 else None
-            generation = GenerationRequest(
-                id=id if choice.index == 0 else f"{id}/{choice.index}",
-                prompt=prompt,
-                max_new=new_tokens(request, prompt_tokens=len(prompt), context=context, param=param),
-                sampling=sampling_options(
-                    request,
-                    vocabulary=service.tokenizer.vocabulary,
-                    eog=service.tokenizer.eog,
-                    context=context,
-                    choice=choice.number,
-                ),
-                deadline_s=service.config.deadline_s,
-            )
+        asked = list(choices(request, prompts=len(prepared.prompts)))
+        generations = [self._generation(request, prepared, id, choice) for choice in asked]
+        for choice, generation in zip(asked, generations, strict=True):
             detokenizer = Detokenizer(
                 service.tokenizer.table, prepared.stops, has_offsets=generation.sampling.logprobs is not None
             )
             turn = service.pool.submit(generation, reservation if choice.index == 0 else None)
             echo = prepared.echoes[choice.prompt_index] if prepared.echoes is not None else ""
             outputs.append(Output(turn, detokenizer, index=choice.index, echo=echo))
+
+    def _generation(self, request: Request, prepared: Prepared, id: str, choice: Choice) -> GenerationRequest:
+        """What the pool is asked for one choice. Raises BadRequest."""
+        service, context = self.service, self.service.pool.context
+        prompt = prepared.prompts[choice.prompt_index]
+        param = f"prompt[{choice.prompt_index}]" if len(prepared.prompts) > 1 else None
+        return GenerationRequest(
+            id=id if choice.index == 0 else f"{id}/{choice.index}",
+            prompt=prompt,
+            max_new=new_tokens(request, prompt_tokens=len(prompt), context=context, param=param),
+            sampling=sampling_options(
+                request,
+                vocabulary=service.tokenizer.vocabulary,
+                eog=service.tokenizer.eog,
+                context=context,
+                choice=choice.number,
+            ),
+            deadline_s=service.config.deadline_s,
+        )
 
     async def _answer(
         self, exchange: Exchange, client: Client, request: Request, prepared: Prepared, outputs: list[Output]

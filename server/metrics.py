@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from server.body import Bodies
 from server.exchange import Exchange, Receive, Scope, Send
 from server.ticker import Ticker
 from shm.board import WorkerState
@@ -149,7 +150,9 @@ def _figures_of(worker: WorkerSnapshot) -> dict[str, float]:
 class Metrics:
     """Counts requests as they end, and writes the text."""
 
-    def __init__(self, snapshot: Callable[[], PoolSnapshot], ticker: Ticker, *, model: str = "") -> None:
+    def __init__(
+        self, snapshot: Callable[[], PoolSnapshot], ticker: Ticker, bodies: Bodies, *, model: str = ""
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(PoolCollector(snapshot))
         registry = self.registry
@@ -180,6 +183,11 @@ class Metrics:
         )
         lag.labels("0.99").set_function(ticker.lag_p99_s)
         lag.labels("1").set_function(ticker.lag_max_s)
+        held = Gauge("ringfence_body_bytes", "Bytes of request bodies held in memory.", registry=registry)
+        held.set_function(lambda: bodies.held_bytes)
+        Gauge("ringfence_body_limit_bytes", "Bytes of request bodies that may be held.", registry=registry).set(
+            bodies.total_bytes
+        )
         self.model = model
 
     def record(self, exchange: Exchange) -> None:

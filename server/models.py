@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from server.body import read_json_body
 from server.client import Client
 from server.exchange import Exchange, Receive, Scope, Send
 from server.generation import LARGE_BODY_BYTES
@@ -58,12 +57,13 @@ class Tokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.of(scope)
         exchange.endpoint = "/tokenize"
-        service, config = self._service, self._service.config
-        body = await read_json_body(exchange, limit_bytes=config.body_limit, timeout_s=config.body_timeout_s)
-        async with Client(exchange, service.ticker, stall_limit_s=config.stall_limit_s) as client:
-            is_short = len(body) <= 2_000
-            answer = self._tokenize(body) if is_short else await service.in_thread(lambda: self._tokenize(body))
-            await _respond(exchange, client, answer)
+        service = self._service
+        with service.bodies.of(exchange) as body:
+            data = await body.read()
+            async with Client(exchange, service.ticker, stall_limit_s=service.config.stall_limit_s) as client:
+                is_short = len(data) <= 2_000
+                answer = self._tokenize(data) if is_short else await service.in_thread(lambda: self._tokenize(data))
+                await _respond(exchange, client, answer)
 
     def _tokenize(self, body: bytes) -> bytes:
         request = decode(TokenizeRequest, body)
@@ -84,12 +84,13 @@ class Detokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.of(scope)
         exchange.endpoint = "/detokenize"
-        service, config = self._service, self._service.config
-        body = await read_json_body(exchange, limit_bytes=config.body_limit, timeout_s=config.body_timeout_s)
-        async with Client(exchange, service.ticker, stall_limit_s=config.stall_limit_s) as client:
-            is_short = len(body) <= LARGE_BODY_BYTES // 4
-            answer = self._detokenize(body) if is_short else await service.in_thread(lambda: self._detokenize(body))
-            await _respond(exchange, client, answer)
+        service = self._service
+        with service.bodies.of(exchange) as body:
+            data = await body.read()
+            async with Client(exchange, service.ticker, stall_limit_s=service.config.stall_limit_s) as client:
+                is_short = len(data) <= LARGE_BODY_BYTES // 4
+                answer = self._detokenize(data) if is_short else await service.in_thread(lambda: self._detokenize(data))
+                await _respond(exchange, client, answer)
 
     def _detokenize(self, body: bytes) -> bytes:
         request = decode(DetokenizeRequest, body)

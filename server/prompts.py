@@ -45,7 +45,7 @@ class Choice:
 
 def inputs(request: CompletionRequest) -> list[PromptInput]:
     """The prompts as given, each a text or ids. Raises BadRequest for a mixture, an empty list, or too many turns."""
-    prompts = _as_list(request.prompt)
+    prompts = split(request.prompt)
     turns = len(prompts) * request.choices_per_prompt
     if turns > TURNS_LIMIT:
         raise BadRequest(
@@ -56,17 +56,18 @@ def inputs(request: CompletionRequest) -> list[PromptInput]:
     return prompts
 
 
-def _as_list(prompt: str | list[int | str | list[int]]) -> list[PromptInput]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise BadRequest("prompt is an empty list; give a text, token ids, or a list of either.", param="prompt")
-    kinds = set(map(type, prompt))
+def split(given: str | list[int | str | list[int]], *, param: str = "prompt") -> list[PromptInput]:
+    """What was given, as a list of texts and ids. Raises BadRequest for a mixture or an empty list."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise BadRequest(f"{param} is an empty list; give a text, token ids, or a list of either.", param=param)
+    kinds = set(map(type, given))
     if kinds == {int}:
-        return [cast(list[int], prompt)]
+        return [cast(list[int], given)]
     if int in kinds:
-        raise BadRequest("prompt mixes token ids with texts or lists; put each prompt's ids in a list.", param="prompt")
-    return cast(list[PromptInput], prompt)
+        raise BadRequest(f"{param} mixes token ids with texts or lists; put the ids of each in a list.", param=param)
+    return cast(list[PromptInput], given)
 
 
 def needs_thread(prompts: Sequence[PromptInput], tokenizer: Tokenizer) -> bool:
@@ -87,12 +88,11 @@ def read(prompt: PromptInput, tokenizer: Tokenizer, *, param: str = "prompt") ->
     return ids
 
 
-def read_all(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """`read` of every prompt; errors name the one at fault (`prompt[2]`)."""
-    prompts = inputs(request)
+def read_all(prompts: Sequence[PromptInput], tokenizer: Tokenizer, *, param: str = "prompt") -> list[list[int]]:
+    """`read` of each; errors name the one at fault (`prompt[2]`)."""
     if len(prompts) == 1:
-        return [read(prompts[0], tokenizer)]
-    return [read(prompt, tokenizer, param=f"prompt[{place}]") for place, prompt in enumerate(prompts)]
+        return [read(prompts[0], tokenizer, param=param)]
+    return [read(prompt, tokenizer, param=f"{param}[{place}]") for place, prompt in enumerate(prompts)]
 
 
 def read_chat(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -75,6 +75,10 @@ class GenerationFields(Struct, kw_only=True):
     def wants_usage_chunk(self) -> bool:
         return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
+    def forget_text(self) -> None:
+        """Let go of what is of no more use once the prompts are token ids; it may be megabytes."""
+        self.user = None
+
     def check(self) -> None:
         """Raise BadRequest for what is well formed and can't be honoured."""
         if self.stream_options is not None and not self.stream:
@@ -105,6 +109,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
+
+    def forget_text(self) -> None:
+        GenerationFields.forget_text(self)
+        self.prompt = ""
 
     def check(self) -> None:
         GenerationFields.check(self)
@@ -149,6 +157,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def forget_text(self) -> None:
+        GenerationFields.forget_text(self)
+        self.messages = []
+        self.tools = self.tool_choice = self.chat_template_kwargs = None
+
     def check(self) -> None:
         GenerationFields.check(self)
         if self.max_completion_tokens == 0:
@@ -159,6 +172,24 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             raise BadRequest(
                 'Tool calls are not supported; leave out tools, or set tool_choice to "none".',
                 param="tools",
+                code="unsupported_parameter",
+            )
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """POST /v1/embeddings. input: a text, its token ids, or a list of either."""
+
+    input: str | list[int | str | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+    def check(self) -> None:
+        if self.dimensions is not None:
+            raise BadRequest(
+                "dimensions is not supported; leave it out, and cut the vectors yourself if the model allows that.",
+                param="dimensions",
                 code="unsupported_parameter",
             )
 
@@ -299,6 +330,26 @@ class ChatCompletionChunk(Struct, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
+class Embedding(Struct, kw_only=True):
+    """embedding: numbers, or base64 of little-endian float32."""
+
+    index: int
+    object: Literal["embedding"] = "embedding"
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class TokenPiece(Struct, kw_only=True):
     """piece: its text, or its bytes where these are no text."""
 
@@ -339,11 +390,13 @@ class ErrorEnvelope(Struct, kw_only=True):
 
 # ---- reading a request ---------------------------------------------------------------------------------------------
 
-Request = TypeVar("Request", CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
+Request = TypeVar(
+    "Request", CompletionRequest, ChatCompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest
+)
 
 _DECODERS: dict[type[Struct], msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind)
-    for kind in (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
+    for kind in (CompletionRequest, ChatCompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 }
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
@@ -357,7 +410,7 @@ def decode(kind: type[Request], body: bytes | bytearray | memoryview) -> Request
         raise _misfit(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"The body is not valid JSON: {_first_line(error)}.", code="invalid_json") from None
-    if isinstance(request, GenerationFields):
+    if isinstance(request, GenerationFields | EmbeddingRequest):
         request.check()
     checked: Request = request
     return checked

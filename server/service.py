@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from server.backend import Backend
+from server.body import Bodies
 from server.chat import ChatTemplate
 from server.config import Config
 from server.exchange import Exchange
@@ -31,6 +32,7 @@ class Service:
     ticker: Ticker
     metrics: Metrics
     model_name: str
+    bodies: Bodies
     created: int = field(default_factory=lambda: int(time.time()))
     live: set[Exchange] = field(default_factory=set)
     threads: ThreadPoolExecutor = field(
@@ -56,6 +58,11 @@ def new_service(config: Config, pool: Backend, tokenizer: Tokenizer) -> Service:
     """The service around a pool and a tokenizer. Raises chat.TemplateError for a broken `chat_template`."""
     ticker = Ticker()
     name = config.model_name or tokenizer.model_name
+    bodies = Bodies(
+        limit_bytes=config.body_limit,
+        total_bytes=max(config.body_total, config.body_limit),
+        timeout_s=config.body_timeout_s,
+    )
     return Service(
         config=config,
         pool=pool,
@@ -67,8 +74,9 @@ def new_service(config: Config, pool: Backend, tokenizer: Tokenizer) -> Service:
             override=config.chat_template or None,
         ),
         ticker=ticker,
-        metrics=Metrics(pool.snapshot, ticker, model=name),
+        metrics=Metrics(pool.snapshot, ticker, bodies, model=name),
         model_name=name,
+        bodies=bodies,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from shm.board import BoardSnapshot, WorkerState
 from workers.errors import Overloaded, PromptTooLong, RingfenceError, ShuttingDown
-from workers.request import FinishReason, GenerationRequest, TurnResult
+from workers.request import FinishReason, GenerationRequest, RequestKind, TurnResult
 from workers.snapshot import Capabilities, PoolCounters, PoolSnapshot, QueueSnapshot, WorkerSnapshot
 from workers.turn import Turn, TurnState
 
@@ -33,6 +33,7 @@ class Script:
     error: RingfenceError | None = None  # after the ids
     logprobs: Sequence[float] = ()
     alternatives: Sequence[list[tuple[int, float]]] = ()
+    embedding: bytes = b""
     by_hand: bool = False
     ends_on_cancel: bool = True
 
@@ -138,7 +139,7 @@ class FakePool:
     def submit(self, request: GenerationRequest, reservation: Any = None) -> Turn:
         if self.submit_error is not None:
             raise self.submit_error
-        if len(request.prompt) >= self.context:
+        if len(request.prompt) + (request.kind is RequestKind.GENERATE) > self.context:
             raise PromptTooLong(len(request.prompt), self.context)
         if reservation is not None:
             reservation.release()
@@ -254,6 +255,11 @@ class FakePool:
         await self._play(turn, script)
 
     async def _play(self, turn: Turn, script: Script) -> None:
+        if turn.request.kind is RequestKind.EMBED:
+            await asyncio.sleep(0)
+            turn.embedding = script.embedding
+            self._end_by(turn, script)
+            return
         ids = list(script.ids)[: turn.request.max_new]
         for first in range(0, len(ids), script.batch):
             await asyncio.sleep(0)
@@ -265,6 +271,9 @@ class FakePool:
             turn.ids.extend(ids[first:last])
             turn.wake()
         await asyncio.sleep(0)
+        self._end_by(turn, script)
+
+    def _end_by(self, turn: Turn, script: Script) -> None:
         if script.error is not None:
             turn.end(error=script.error)
             return

@@ -1,14 +1,16 @@
 """Every cause has one answer: status, code, OpenAI's envelope, and nothing of the inside."""
 
+import asyncio
 import inspect
 from typing import Any
 
 import pytest
 
 from server import failures
+from server.app import build_app
 from server.badrequest import BadRequest
 from server.errors import describe, whole_seconds
-from tests.fakes.http import Call, app_of, call
+from tests.fakes.http import Call, app_of, call, service_of
 from tests.fakes.pool import FakePool, Script
 from workers import errors
 from workers.request import FinishReason
@@ -24,6 +26,7 @@ CAUSES: list[tuple[Exception, int, str]] = [
     (failures.ModelNotFound("gpt", ("tiny",)), 404, "model_not_found"),
     (failures.WorkerNotFound("9", 2), 404, "worker_not_found"),
     (failures.MethodNotAllowed("GET", ("POST",)), 405, "method_not_allowed"),
+    (failures.BodiesFull(100), 503, "bodies_full"),
     (failures.BodyTooSlow(30.0), 408, "request_timeout"),
     (errors.SlowClient(61.0), 408, "slow_client"),
     (failures.AdminFailed("restart", "it is running"), 409, "admin_refused"),
@@ -140,6 +143,45 @@ async def test_a_body_without_an_end_is_refused_at_the_limit() -> None:
             request.push(b" " * 400, more=True)
         await request.finished()
     assert request.status == 413 and request.headers["connection"] == "close"
+
+
+async def test_all_bodies_together_are_bounded_and_what_is_read_makes_room_again() -> None:
+    pool = FakePool(Script(by_hand=True))
+    service = service_of(pool, body_limit=1000, body_total=1500)
+    app = build_app(service)
+    async with Call(app, "POST", "/v1/completions", b"", parts=[]) as slow:
+        slow.push(b'{"prompt": "' + b"x" * 900, more=True)
+        while service.bodies.held_bytes < 900:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        refused = await call(app, "POST", "/v1/completions", b"x" * 700)
+        assert (refused.status, refused.json["error"]["code"]) == (503, "bodies_full")
+        assert refused.headers["retry-after"] == "1" and refused.headers["connection"] == "close"
+        assert service.bodies.held_bytes == 912
+        assert b"ringfence_body_bytes 912.0" in service.metrics.text()
+        slow.push(b'"}', more=False)
+        turn = await pool.submitted()
+        assert service.bodies.held_bytes == 0, "a prompt that is ids holds no body"
+        pool.give(turn, [10])
+        pool.finish(turn)
+    assert slow.status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+)
+@pytest.mark.parametrize("body", [b"{", b"[]", b"null", b'{"prompt": 1}'])
+async def test_a_refused_body_is_not_counted_any_more(path: str, body: bytes) -> None:
+    service = service_of(FakePool())
+    assert (await call(build_app(service), "POST", path, body)).status == 400
+    assert service.bodies.held_bytes == 0
+
+
+async def test_a_body_whose_client_left_is_not_counted_any_more() -> None:
+    service = service_of(FakePool())
+    async with Call(build_app(service), "POST", "/v1/completions", b"", parts=[]) as request:
+        request.push(b" " * 400, more=True)
+        request.leave()
+    assert service.bodies.held_bytes == 0
 
 
 async def test_a_body_that_drips_is_refused_in_time() -> None:

@@ -77,20 +77,20 @@ def test_ids_are_taken_as_they_are(tiny: Tokenizer) -> None:
 @pytest.mark.parametrize("token", [-1, tiny_model.VOCAB_SIZE, 2**63])
 def test_id_outside_the_vocabulary_is_refused_by_its_place(tiny: Tokenizer, token: int) -> None:
     with pytest.raises(BadRequest, match=r"ids are 0 to 1705") as refusal:
-        prompts.read_all(completion(prompt=[[5], [6, token]]), tiny)
+        prompts.read_all(prompts.inputs(completion(prompt=[[5], [6, token]])), tiny)
     assert refusal.value.param == "prompt[1][1]"
 
 
 def test_empty_text_is_bos_alone_where_the_model_has_one(tiny: Tokenizer, without_bos: Tokenizer) -> None:
-    assert prompts.read_all(completion(prompt=""), tiny) == [[tiny_model.BOS]]
+    assert prompts.read_all(prompts.inputs(completion(prompt="")), tiny) == [[tiny_model.BOS]]
     with pytest.raises(BadRequest, match="prompt is empty"):
-        prompts.read_all(completion(prompt=""), without_bos)
+        prompts.read_all(prompts.inputs(completion(prompt="")), without_bos)
 
 
 @pytest.mark.parametrize(("prompt", "param"), [([[]], "prompt"), ([[1], []], "prompt[1]")])
 def test_empty_ids_are_refused(tiny: Tokenizer, prompt: Any, param: str) -> None:
     with pytest.raises(BadRequest) as refusal:
-        prompts.read_all(completion(prompt=prompt), tiny)
+        prompts.read_all(prompts.inputs(completion(prompt=prompt)), tiny)
     assert refusal.value.param == param
 
 
