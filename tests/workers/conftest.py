@@ -8,10 +8,5 @@ from tests.fakes.stage import Stage
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path, "$FD_NAME")

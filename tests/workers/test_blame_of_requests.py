@@ -79,7 +79,7 @@ async def test_kills_from_outside_make_nobody_guilty(stage: Stage) -> None:
 
 async def test_an_innocent_waits_for_nobody_while_a_suspect_must(stage: Stage) -> None:
     """Two suspects never share a decoder, but a fresh request may run while a suspect waits for its turn."""
-    slow: dict[str, Any] = {"when": {"resumed": True}, "token_delay_s": 0.05}
+    slow: dict[str, Any] = {"when": {"resumed": True}, "token_delay_s": 0.03}
     stage.script(crash_signal=SEGV, token_delay_s=0.002, rules=[slow])
     async with running_pool(stage) as running:
         suspects = [running.submit(echo_prompt(marker), 20) for marker in range(3)]

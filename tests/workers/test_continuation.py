@@ -10,7 +10,7 @@ from tests.fakes.stage import Stage
 from tests.workers.running import ended, exact, kill, running_pool, tokens, until
 from workers.request import FinishReason
 
-QUICK: dict[str, Any] = {"hang_limit_s": 0.8}
+QUICK: dict[str, Any] = {"hang_limit_s": 0.6}
 SEGV = signal.SIGSEGV
 
 
@@ -135,14 +135,14 @@ async def test_a_decoder_that_spins_is_replaced_by_its_silence_and_not_spared_fo
 
 
 async def test_a_prefill_that_shows_progress_is_not_taken_for_a_hang(stage: Stage) -> None:
-    stage.script(prefill_s=2.5, prefill_every_s=0.3)
+    stage.script(prefill_s=1.5, prefill_every_s=0.1)
     async with running_pool(stage, worker=QUICK) as running:
         result = await exact(running.submit(echo_prompt(7, 30), 5))
         assert result.moves == 0
 
 
 async def test_a_silent_prefill_is_granted_time_for_its_prompt(stage: Stage) -> None:
-    stage.script(prefill_s=1.8)
+    stage.script(prefill_s=1.3)
     async with running_pool(stage, worker={**QUICK, "prefill_rate": 500.0}) as running:
         assert (await exact(running.submit(echo_prompt(7, 1000), 5))).moves == 0
 

@@ -220,8 +220,8 @@ def test_a_server_that_was_stopped_for_a_while_blames_no_worker(
     stage.script(token_delay_s=0.002)
     server = start_server(streams=4, worker={"hang_limit_s": 1.0})
     kill(server.process.pid, signal.SIGSTOP)
-    until_s = time.monotonic() + 5.0
-    waiting.until(lambda: time.monotonic() > until_s, what="five seconds")
+    until_s = time.monotonic() + 4.0
+    waiting.until(lambda: time.monotonic() > until_s, what="four seconds")
     kill(server.process.pid, signal.SIGCONT)
     said = server.says()
     assert said["exact"] == 4
