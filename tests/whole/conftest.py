@@ -1,0 +1,23 @@
+"""One server over scripted decoders for most tests of this folder; each test begins with an empty script and leaves it
+idle."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.whole.scripted import Scripted, scripted
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+    options = ("--keepalive-s", "0.3", "--header-timeout-s", "2", "--body-timeout-s", "2", "--connection-limit", "300")
+    with scripted(tmp_path_factory.mktemp("scripted"), *options, "--queue-requests", "128") as server:
+        yield server
+
+
+@pytest.fixture
+async def server(shared_server: Scripted) -> AsyncIterator[Scripted]:
+    shared_server.stage.script()
+    yield shared_server
+    shared_server.stage.script()
+    await shared_server.clean()
