@@ -7,6 +7,7 @@ letters each, so text and tokens are one-to-one.
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from bench.chaos.comparison import compare
 from bench.chaos.requests import Call
 from bench.chaos.verdict import Verdict
 from tests import tiny_model
-from tests.fakes.echo import echo_prompt, expected
+from tests.fakes.echo import echo_prompt, expected, read_prompt
 from tests.fakes.stage import Stage
 
 BASE = tiny_model.FIRST_BYTE + 256  # the first of the letter pairs
@@ -38,7 +39,7 @@ def decoder_options(stage: Stage, *, slots: int, **keys: Any) -> str:
     words = stage.command(
         **{"slots": slots, "vocab": tiny_model.VOCAB_SIZE, "echo_base": BASE, "echo_span": SPAN, "eos": 4, **keys}
     )
-    return " ".join(f"'{word}'" for word in words)
+    return shlex.join(words)
 
 
 def options(folder: Path, *, slots: int) -> dict[str, Any]:
@@ -52,24 +53,27 @@ class EchoCall(Call):
     """A completion of an echo prompt."""
 
     def __init__(
-        self, marker: int, *, length: int, max_tokens: int, is_streamed: bool, leave_after: int | None
+        self, prompt: list[int], max_tokens: int, *, is_streamed: bool = True, leave_after: int | None = None
     ) -> None:
-        self._prompt = echo_prompt(marker, length)
-        self._max_tokens = max_tokens
-        self.name = f"echo {marker}, {max_tokens} tokens, {'streamed' if is_streamed else 'whole'}"
+        self.prompt = prompt
         self.path = "/v1/completions"
+        self.name = f"echo {read_prompt(prompt).marker}, {max_tokens} tokens, {'streamed' if is_streamed else 'whole'}"
         self.leave_after = leave_after if is_streamed else None
-        self.body = {"prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": is_streamed}
+        self.body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": is_streamed}
         if is_streamed:
             self.body["stream_options"] = {"include_usage": True}
 
+    def due(self) -> list[str]:
+        """The text of each token of the right answer."""
+        tokens = expected(self.prompt, self.body["max_tokens"], base=BASE, span=SPAN)
+        return [letters(token) for token in tokens]
+
     def judge(self, answer: Answer) -> Verdict:
-        due = [letters(token) for token in expected(self._prompt, self._max_tokens, base=BASE, span=SPAN)]
-        text = answer.text
+        due, text = self.due(), answer.text
         came = [text[place : place + _PIECE] for place in range(0, len(text), _PIECE)]
         if answer.has_left or answer.error:  # what came must be right, and the rest is nobody's
             return Verdict(len(came), compare(came, due[: len(came)]))
-        usage = {"prompt_tokens": len(self._prompt), "completion_tokens": len(due)}
+        usage = {"prompt_tokens": len(self.prompt), "completion_tokens": len(due)}
         return Verdict(len(came), compare(came, due), fault=self.form_fault(answer, finish="length", usage=usage))
 
 
@@ -78,9 +82,8 @@ def calls(chance: random.Random) -> Iterator[EchoCall]:
     for marker in range(1, 64**3):
         max_tokens = chance.randint(30, 200)
         yield EchoCall(
-            marker,
-            length=chance.randint(9, 300),
-            max_tokens=max_tokens,
+            echo_prompt(marker, chance.randint(9, 300)),
+            max_tokens,
             is_streamed=chance.random() < 0.7,
             leave_after=chance.randint(1, max_tokens) if chance.random() < _LEAVING_SHARE else None,
         )

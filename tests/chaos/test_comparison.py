@@ -34,7 +34,7 @@ def test_tokens_that_went_wrong_are_counted(came: list[str], difference: Differe
 
 
 def call() -> EchoCall:
-    return EchoCall(7, length=40, max_tokens=50, is_streamed=True, leave_after=None)
+    return EchoCall(echo_prompt(7, 40), 50)
 
 
 def answer(**values: object) -> Answer:
