@@ -160,9 +160,9 @@ class Conversation:
             if turn is None:
                 stale += 1
                 continue
-            turn.heard_s = now
             if token(turn, a, b, extra):
                 tokens += 1
+                turn.heard_s = now
             else:
                 violations += 1
         self._count(tokens, stale, violations, now)
@@ -259,8 +259,9 @@ class Conversation:
             if turn.is_cancelled:
                 self._stop_again(turn, now)
             silent_s = now - turn.heard_s
-            if silent_s < turn.silence_limit_s:
-                self._soon(turn.heard_s + turn.silence_limit_s)
+            limit_s = self._settings.hang_limit_s if turn.generated else turn.silence_limit_s  # the prompt is read
+            if silent_s < limit_s:
+                self._soon(turn.heard_s + limit_s)
             elif not turn.generated and is_computing and not turn.is_extended:
                 turn.is_extended = True
                 turn.silence_limit_s *= 2

@@ -561,15 +561,20 @@ class Pool:
         while True:
             interval_s = self.settings.watchdog_interval_s if self.running else _IDLE_WATCH_S
             await asyncio.sleep(interval_s)
-            now = time.monotonic()
-            tokens = sum(r.incarnation.board.snapshot().tokens_out for r in self.replicas if r.incarnation is not None)
-            self._rates.append((now, tokens))
-            if self._lag.is_late(now):
-                _log.warning("the watchdog's own round came late; it judges nobody this time")
-                continue
-            for replica in self.replicas:
-                replica.watch(now)
-                self._unload_idle(replica, now)
+            try:
+                self._watch_once(time.monotonic())
+            except Exception:  # noqa: BLE001 a fault in one round must not end the watch
+                _log.exception("a round of the watchdog failed; the next one is tried")
+
+    def _watch_once(self, now: float) -> None:
+        tokens = sum(r.incarnation.board.snapshot().tokens_out for r in self.replicas if r.incarnation is not None)
+        self._rates.append((now, tokens))
+        if self._lag.is_late(now):
+            _log.warning("the watchdog's own round came late; it judges nobody this time")
+            return
+        for replica in self.replicas:
+            replica.watch(now)
+            self._unload_idle(replica, now)
 
     def _unload_idle(self, replica: Replica, now: float) -> None:
         limit_s = replica.settings.unload_idle_s
