@@ -1,6 +1,7 @@
 """Requests whose worker or decoder dies or hangs go on elsewhere, token for token as if nothing had happened."""
 
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -132,6 +133,13 @@ async def test_a_decoder_that_spins_is_replaced_by_its_silence_and_not_spared_fo
     async with running_pool(stage, worker=QUICK) as running:
         result = await exact(running.submit(echo_prompt(7, spin_at=5, fresh_only=1), 40))
         assert result.moves == 1
+
+
+async def test_silence_after_a_token_is_not_granted_the_time_of_a_long_prompt(stage: Stage) -> None:
+    async with running_pool(stage, worker={**QUICK, "prefill_rate": 50.0}) as running:
+        began_s = time.monotonic()
+        await exact(running.submit(echo_prompt(7, 1000, stall_at=3, fresh_only=1), 10))
+        assert time.monotonic() - began_s < 10.0, "the prompt alone would be granted 20 s"
 
 
 async def test_a_prefill_that_shows_progress_is_not_taken_for_a_hang(stage: Stage) -> None:
