@@ -100,19 +100,19 @@ class CacheBelief:
     def _longest(self, chain: PrefixChain) -> tuple[int, int] | None:
         """(index, matching blocks) of the chain that shares most with this one."""
         best: tuple[int, int] | None = None
+        first = chain[0] if len(chain) else None
         for index, hashes in enumerate(self._chains):
+            if not hashes or hashes[0] != first:
+                continue  # most chains, at a tenth of a call's cost
             shared = _shared_blocks(hashes, chain)
-            if shared and (best is None or shared >= best[1]):
+            if best is None or shared >= best[1]:
                 best = (index, shared)
         return best
 
 
 def _shared_blocks(hashes: list[int], chain: PrefixChain) -> int:
-    """Blocks in common. Chained hashes are equal up to the first difference, so a binary search would do; most differ at 0."""
-    limit = min(len(hashes), len(chain))
-    if limit == 0 or hashes[0] != chain[0]:
-        return 0
-    low, high = 1, limit
+    """Blocks in common of two chains with the same first one. Equal up to the first difference: a binary search finds it."""
+    low, high = 1, min(len(hashes), len(chain))
     while low < high:
         middle = (low + high + 1) // 2
         if hashes[middle - 1] == chain[middle - 1]:
