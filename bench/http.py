@@ -5,7 +5,8 @@
 
 A round is the same work for each server, one after the other, in an order drawn anew for each round: every connection makes
 its requests one after the other, each with a prompt of its own, temperature 0, no end before the last token. Tokens are counted
-from `usage`, not from events: both servers may put several tokens into one. A token that came together with another has a
+from `usage`, not from events: both servers may put several tokens into one. Connections are kept alive where the server does;
+a new one is opened before the clock of its request starts. A token that came together with another has a
 gap of 0. Rates are medians of the rounds, ratios medians of each round's ratio, so that a disturbed round counts once.
 `cpu` is CPU time of all of a server's processes per token; on a machine whose cores are all busy it decides the rest.
 """
@@ -26,7 +27,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.http_client import Call, Trace, drive
+from bench.http_client import Call, Trace, does_keep_alive, drive
 from bench.http_servers import Server, libllama_dir, peer, start_llama_server, start_ringfence
 from bench.models import ModelName, Words, model_path
 
@@ -155,7 +156,7 @@ def calls_of(load: Load, streams: int, words: Words) -> list[Call]:
 
 def run_round(server: Server, calls: Sequence[Call]) -> Round:
     before = server.cpu_s()
-    trace = drive(server.port, calls, address=server.address)
+    trace = drive(server.port, calls, address=server.address, keeps_alive=server.keeps_alive)
     after = server.cpu_s()
     return Round(trace, {role: used - before.get(role, 0.0) for role, used in after.items()})
 
@@ -250,6 +251,8 @@ def started(options: argparse.Namespace, model: Path, load: Load, slots: int) ->
             )
             servers.append(stack.enter_context(other))
         servers += [peer(url) for url in options.peer]
+        for server in servers:
+            server.keeps_alive = does_keep_alive(server.port, address=server.address)
         yield servers
 
 

@@ -1,10 +1,11 @@
 /* The client of the HTTP benchmarks: many streams over raw sockets, one thread, one epoll.
  *
- *     http_client ADDRESS PORT CONNECTIONS LIMIT_SECONDS <calls >trace
+ *     http_client ADDRESS PORT CONNECTIONS LIMIT_SECONDS keep|fresh <calls >trace
  *
  * calls: for each request a head (struct call) and its bytes, the whole HTTP/1.1 request. Those of one connection are sent one
  * after the other, each `after_ns` after the end of the one before it (the first: after the start). All connections stand before
- * the clock starts, and are kept alive; one that the server closed between two requests is opened anew.
+ * the clock starts. keep: they are kept alive, unless the server says that it closes. fresh: each request has a new one, opened
+ * before it is sent (for a server that closes without a word).
  *
  * trace: a struct summary, then its events in order of time. What a server sends is read as far as is needed to know what came
  * when: status, chunked body, lines `data: {...}`. Everything else of an answer is skipped, so that the client's own
@@ -67,7 +68,7 @@ struct stream {
     size_t sent;
     uint64_t due_ns;
     uint64_t left; /* bytes of the chunk or of the body */
-    int is_chunked, is_last_chunk, status, has_failed;
+    int is_chunked, is_last_chunk, closes, status, has_failed;
     uint32_t tokens, texts;
     char *line; /* the head's or the body's unfinished line */
     size_t used;
@@ -81,7 +82,7 @@ static struct summary summary;
 static struct event *events;
 static size_t events_room;
 static uint64_t start_ns;
-static int epoll_fd, open_streams;
+static int epoll_fd, open_streams, is_fresh;
 
 static void die(const char *format, ...)
 {
@@ -169,7 +170,7 @@ static void begin_request(struct stream *stream)
 {
     stream->sent = stream->used = stream->size_used = 0;
     stream->tokens = stream->texts = 0;
-    stream->is_chunked = stream->is_last_chunk = stream->has_failed = stream->status = 0;
+    stream->is_chunked = stream->is_last_chunk = stream->closes = stream->has_failed = stream->status = 0;
     stream->left = 0;
     send_request(stream);
 }
@@ -190,6 +191,8 @@ static void end_answer(struct stream *stream, uint64_t ns)
     }
     stream->state = WAITING;
     stream->due_ns = ns + stream->first->after_ns;
+    if (stream->closes || is_fresh)
+        reconnect(stream);
 }
 
 /* The number behind `key`, or -1. */
@@ -248,6 +251,7 @@ static void on_head(struct stream *stream)
     if (sscanf(stream->line, "HTTP/1.1 %d", &stream->status) != 1)
         die("not an HTTP/1.1 answer: %.60s", stream->line);
     stream->is_chunked = strcasestr(stream->line, "transfer-encoding: chunked") != NULL;
+    stream->closes = strcasestr(stream->line, "\r\nconnection: close") != NULL;
     const char *length = strcasestr(stream->line, "content-length:");
     stream->left = length ? strtoull(length + 15, NULL, 10) : 0;
     stream->state = stream->is_chunked ? CHUNK_SIZE : LENGTH;
@@ -424,8 +428,9 @@ static void run(int connections, uint64_t limit_ns)
 
 int main(int count, char **words)
 {
-    if (count != 5)
-        die("usage: http_client ADDRESS PORT CONNECTIONS LIMIT_SECONDS");
+    if (count != 6)
+        die("usage: http_client ADDRESS PORT CONNECTIONS LIMIT_SECONDS keep|fresh");
+    is_fresh = strcmp(words[5], "fresh") == 0;
     int connections = atoi(words[3]);
     server.sin_family = AF_INET;
     server.sin_port = htons((uint16_t)atoi(words[2]));

@@ -135,13 +135,20 @@ def client_program() -> Path:
     return program
 
 
-def drive(port: int, calls: Iterable[Call], *, address: str = "127.0.0.1", limit_s: float = LIMIT_S) -> Trace:
+def drive(
+    port: int,
+    calls: Iterable[Call],
+    *,
+    address: str = "127.0.0.1",
+    keeps_alive: bool = True,
+    limit_s: float = LIMIT_S,
+) -> Trace:
     """Make the calls and return once all are answered. Raises ClientFailed unless every one was answered well."""
     listed = list(calls)
     connections = 1 + max(call.connection for call in listed)
     host = f"{address}:{port}"
     done = subprocess.run(
-        [str(client_program()), address, str(port), str(connections), str(limit_s)],
+        [str(client_program()), address, str(port), str(connections), str(limit_s), "keep" if keeps_alive else "fresh"],
         input=b"".join(call.encode(host) for call in listed),
         capture_output=True,
         timeout=limit_s + 10,
@@ -153,6 +160,16 @@ def drive(port: int, calls: Iterable[Call], *, address: str = "127.0.0.1", limit
     if len(trace.answers) != len(listed):
         raise ClientFailed(f"{len(trace.answers)} of {len(listed)} requests were answered")
     return trace
+
+
+def does_keep_alive(port: int, *, address: str = "127.0.0.1") -> bool:
+    """Whether a second request on the same connection is answered. llama-server promises it, and closes."""
+    body = {"prompt": "one two three", "max_tokens": 8, "temperature": 0, "stream": True}
+    try:
+        drive(port, [Call(0, body), Call(0, body)], address=address)
+    except ClientFailed:
+        return False
+    return True
 
 
 def read_trace(data: bytes) -> Trace:

@@ -43,6 +43,7 @@ class Server:
     port: int
     process: subprocess.Popen[bytes] | None = None
     roles: dict[int, str] = field(default_factory=dict)
+    keeps_alive: bool = True
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time so far by role: for ringfence server, workers and decoders."""
