@@ -194,9 +194,9 @@ async def test_bytes_that_are_no_text_raise_nothing(server: Scripted) -> None:
 # ---- OpenAI's SDK (B66) --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def sdk(shared_server: Scripted) -> Iterator[openai.OpenAI]:
-    base = f"http://127.0.0.1:{shared_server.port}/v1"
+@pytest.fixture
+def sdk(server: Scripted) -> Iterator[openai.OpenAI]:
+    base = f"http://127.0.0.1:{server.port}/v1"
     with openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, _strict_response_validation=True) as client:
         yield client
 
