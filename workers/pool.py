@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from native.dialect import Info, words_of
+from shm.board import Word
 from shm.layout import Layout
 from shm.orders import Wanted
 from shm.slots import Finish, SlotResult
@@ -492,7 +493,7 @@ class Pool:
     def context(self) -> int:
         """Longest prompt plus output in tokens that a ready worker takes; of the settings while none is ready."""
         contexts = [
-            min(replica.incarnation.board.snapshot().context, self.settings.context)
+            min(replica.incarnation.board.get(Word.CONTEXT), self.settings.context)
             for replica in self.replicas
             if replica.is_serving and replica.incarnation is not None
         ]
