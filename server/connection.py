@@ -20,12 +20,17 @@ from server.failures import BodyTooSlow, HeadersTooLarge, MalformedRequest, Refu
 
 @dataclass(slots=True, kw_only=True)
 class ConnectionLimits:
-    """Bounds of all connections of one server. idle: those without a request, the longest idle first."""
+    """Bounds of all connections of one server, and how often they were reached.
+
+    idle: those without a request, the longest idle first. open: all there are. refused: newcomers that found no room.
+    evicted: idle ones that made room.
+    """
 
     connections: int
     header_bytes: int
     header_timeout_s: float
     idle: "dict[Connection, None]" = field(default_factory=dict)
+    open: int = 0
     refused: int = 0
     evicted: int = 0
 
@@ -43,6 +48,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.limits.open += 1
         if len(self.connections) > self.limits.connections and not self._make_room():
             self.limits.refused += 1
             self._refuse(TooManyConnections(self.limits.connections))
@@ -51,6 +57,7 @@ class Connection(HttpToolsProtocol):
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.limits.open -= 1
         self.limits.idle.pop(self, None)
         self._disarm()
         super().connection_lost(exc)

@@ -52,7 +52,8 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
 
     def __init__(self, records: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(records)
-        self.dropped = 0
+        self.dropped = 0  # since the last line that told of it
+        self.dropped_total = 0
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
@@ -62,10 +63,16 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
             self.queue.put_nowait(record)
         except queue.Full:
             self.dropped += 1
+            self.dropped_total += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """The record as it is: only our own writer reads it, in this process."""
         return record
+
+
+def dropped_lines() -> int:
+    """Lines of this process that nobody will see, because whoever reads the log was too slow."""
+    return sum(handler.dropped_total for handler in logging.root.handlers if isinstance(handler, BoundedQueueHandler))
 
 
 def _dropped(count: int) -> logging.LogRecord:

@@ -14,10 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from server.body import Bodies
+from server.connection import ConnectionLimits
 from server.exchange import Exchange, Receive, Scope, Send
+from server.logs import dropped_lines
 from server.ticker import Ticker
 from shm.board import WorkerState
-from workers.snapshot import PoolCounters, PoolSnapshot, WorkerSnapshot
+from workers.snapshot import PoolSnapshot, WorkerSnapshot
 
 logger = logging.getLogger("ringfence.metrics")
 
@@ -37,7 +39,7 @@ _COUNTER_HELP = {
     "expired": "Turns whose deadline passed in the queue.",
     "moved": "Times a turn went on in another decoder.",
     "poisoned": "Requests refused after having cost decoders their lives.",
-    "prompt_tokens": "Prompt tokens of turns that ran.",
+    "prompt_tokens": "Prompt tokens of turns that ran; those cached included.",
     "cached_tokens": "Prompt tokens that a decoder still had.",
     "generated_tokens": "Tokens generated.",
     "stale_records": "Ring records of generations that were over, dropped.",
@@ -48,6 +50,33 @@ _COUNTER_HELP = {
     "slow_clients": "Turns stopped because their tokens were not taken.",
     "nonfinite": "Times a decoder dropped its caches for values that are no numbers.",
 }
+
+
+class OurCounters:
+    """Counters that their owners keep: connections that the bound turned away, log lines that were dropped."""
+
+    def __init__(self) -> None:
+        self.limits: ConnectionLimits | None = None
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "ringfence_log_lines_dropped", "Log lines dropped because their reader was slow.", value=dropped_lines()
+        )
+        if self.limits is None:
+            return
+        yield GaugeMetricFamily("ringfence_connections", "Connections open.", value=self.limits.open)
+        yield GaugeMetricFamily(
+            "ringfence_connections_limit", "Connections that may be open.", value=self.limits.connections
+        )
+        yield CounterMetricFamily(
+            "ringfence_connections_refused", "Connections refused because all were busy.", value=self.limits.refused
+        )
+        yield CounterMetricFamily(
+            "ringfence_connections_evicted", "Idle connections closed to make room.", value=self.limits.evicted
+        )
 
 
 class PoolCollector:
@@ -66,14 +95,22 @@ class PoolCollector:
         except Exception:
             logger.exception("event=snapshot_failed")
             return
-        yield from _totals(snapshot.counters)
-        yield from _pool_gauges(snapshot)
-        yield from _worker_gauges(snapshot.workers)
+        for part in (_totals, _pool_gauges, _worker_gauges):
+            yield from _all_or_none(part, snapshot)
 
 
-def _totals(counters: PoolCounters) -> Iterator[Metric]:
+def _all_or_none(part: Callable[[PoolSnapshot], Iterator[Metric]], snapshot: PoolSnapshot) -> list[Metric]:
+    """A part of the figures; none of it, and a line in the log, if it can't be made."""
+    try:
+        return list(part(snapshot))
+    except Exception:
+        logger.exception("event=figures_failed part=%s", part.__name__.strip("_"))
+        return []
+
+
+def _totals(snapshot: PoolSnapshot) -> Iterator[Metric]:
     for name, text in _COUNTER_HELP.items():
-        yield CounterMetricFamily(f"ringfence_{name}", text, value=getattr(counters, name))
+        yield CounterMetricFamily(f"ringfence_{name}", text, value=getattr(snapshot.counters, name))
 
 
 def _pool_gauges(snapshot: PoolSnapshot) -> Iterator[Metric]:
@@ -88,23 +125,25 @@ def _pool_gauges(snapshot: PoolSnapshot) -> Iterator[Metric]:
         ("queue_oldest_seconds", "How long the first in the queue has waited.", snapshot.queue.oldest_s),
         ("tokens_per_second", "Tokens generated per second, over the last seconds.", snapshot.tokens_per_s),
         ("draining", "1 while the server is stopping.", int(snapshot.is_draining)),
-        ("uptime_seconds", "Since the server started.", snapshot.uptime_s),
+        ("uptime_seconds", "How long the server has run.", snapshot.uptime_s),
     ):
         yield GaugeMetricFamily(f"ringfence_{name}", text, value=value)
 
 
-def _worker_gauges(workers: tuple[WorkerSnapshot, ...]) -> Iterator[Metric]:
+def _worker_gauges(snapshot: PoolSnapshot) -> Iterator[Metric]:
     state = GaugeMetricFamily("ringfence_worker_state", "1 for the state a worker is in.", labels=["worker", "state"])
-    restarts = CounterMetricFamily("ringfence_worker_restarts", "Starts after the first.", labels=["worker"])
+    restarts = CounterMetricFamily(
+        "ringfence_worker_restarts", "Starts of the worker after the first.", labels=["worker"]
+    )
     figures = {
         name: GaugeMetricFamily(f"ringfence_worker_{name}", text, labels=["worker"])
         for name, text in (
             ("serving", "1 while it takes new turns."),
             ("cordoned", "1 while it is taken out of service."),
-            ("running", "Turns running."),
+            ("running", "Turns running in it."),
             ("slots", "Turns it runs at once."),
             ("memory_bytes", "Memory of worker and decoder."),
-            ("progress_age_seconds", "Since tokens or prompt reading last moved."),
+            ("progress_age_seconds", "How long ago tokens or prompt reading last moved."),
             ("load_percent", "Progress of loading the model."),
             ("kv_cells_used", "Cells of the KV cache in use."),
             ("kv_cells", "Cells of the KV cache."),
@@ -113,7 +152,7 @@ def _worker_gauges(workers: tuple[WorkerSnapshot, ...]) -> Iterator[Metric]:
             ("stderr_dropped_lines", "Log lines of the present decoder not kept."),
         )
     }
-    for worker in workers:
+    for worker in snapshot.workers:
         label = [str(worker.index)]
         for each in WorkerState:
             state.add_metric([*label, each], int(worker.state is each))
@@ -155,40 +194,32 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(PoolCollector(snapshot))
-        registry = self.registry
-        self._requests = Counter(
-            "ringfence_requests", "Requests, when they ended.", ["endpoint", "status"], registry=registry
+        self._ours = OurCounters()
+        self.registry.register(self._ours)
+        self._requests = self._counter(
+            "requests", "Requests that have ended, by route and status.", "endpoint", "status"
         )
-        self._errors = Counter("ringfence_errors", "Errors answered, by their code.", ["code"], registry=registry)
-        self._finishes = Counter(
-            "ringfence_finishes", "Choices, by how they ended.", ["model", "reason"], registry=registry
+        self._errors = self._counter("errors", "Errors that clients were answered with, by their code.", "code")
+        self._finishes = self._counter(
+            "finishes", "Choices that have ended, by finish_reason or error.", "model", "reason"
         )
-        self._gone = Counter("ringfence_clients_gone", "Requests whose client left before the end.", registry=registry)
-        self._duration = Histogram(
-            "ringfence_request_seconds", "Request to its last byte.", ["endpoint"], buckets=_SHORT, registry=registry
-        )
-        self._first = Histogram(
-            "ringfence_first_token_seconds", "Request to its first token.", buckets=_SHORT, registry=registry
-        )
-        self._queue = Histogram("ringfence_queue_seconds", "Wait for a worker.", buckets=_SHORT, registry=registry)
-        self._per_token = Histogram(
-            "ringfence_per_token_seconds", "First to last token, by token.", buckets=_PER_TOKEN, registry=registry
-        )
-        self._prompt = Histogram(
-            "ringfence_request_prompt_tokens", "Prompt tokens.", buckets=_TOKENS, registry=registry
-        )
-        self._generated = Histogram("ringfence_request_generated_tokens", "Tokens.", buckets=_TOKENS, registry=registry)
-        lag = Gauge(
-            "ringfence_event_loop_lag_seconds", "How late the loop was, of late.", ["quantile"], registry=registry
-        )
+        self._gone = self._counter("clients_gone", "Requests whose client left before the end.")
+        self._duration = self._histogram("request_seconds", "From a request to its last byte.", _SHORT, "endpoint")
+        self._first = self._histogram("first_token_seconds", "From a request to its first token.", _SHORT)
+        self._queue = self._histogram("queue_seconds", "How long requests waited for a worker.", _SHORT)
+        self._per_token = self._histogram("per_token_seconds", "From first to last token, for each token.", _PER_TOKEN)
+        self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of requests.", _TOKENS)
+        self._generated = self._histogram("request_generated_tokens", "Tokens generated for requests.", _TOKENS)
+        lag = self._gauge("event_loop_lag_seconds", "How late the event loop was, of late.", "quantile")
         lag.labels("0.99").set_function(ticker.lag_p99_s)
         lag.labels("1").set_function(ticker.lag_max_s)
-        held = Gauge("ringfence_body_bytes", "Bytes of request bodies held in memory.", registry=registry)
-        held.set_function(lambda: bodies.held_bytes)
-        Gauge("ringfence_body_limit_bytes", "Bytes of request bodies that may be held.", registry=registry).set(
-            bodies.total_bytes
-        )
+        self._gauge("body_bytes", "Request bodies held in memory.").set_function(lambda: bodies.held_bytes)
+        self._gauge("body_limit_bytes", "Request bodies that may be held.").set(bodies.total_bytes)
         self.model = model
+
+    def watch_connections(self, limits: ConnectionLimits) -> None:
+        """Export the connections of the server that these are the limits of."""
+        self._ours.limits = limits
 
     def record(self, exchange: Exchange) -> None:
         """A request has ended."""
@@ -209,6 +240,15 @@ class Metrics:
         self._generated.observe(exchange.completion_tokens)
         if exchange.completion_tokens > 1:
             self._per_token.observe((now_s - exchange.first_token_s) / (exchange.completion_tokens - 1))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"ringfence_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"ringfence_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"ringfence_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def count_finish(self, reason: str) -> None:
         """A choice has ended with this finish_reason."""

@@ -126,6 +126,7 @@ def http_server(service: Service) -> HTTPServer:
         header_bytes=config.header_limit,
         header_timeout_s=config.header_timeout_s,
     )
+    service.metrics.watch_connections(limits)
     return HTTPServer(
         uvicorn.Config(
             build_app(service),

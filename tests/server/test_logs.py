@@ -31,6 +31,7 @@ def test_a_full_queue_drops_lines_and_says_how_many() -> None:
     assert [records.get_nowait().getMessage() for _ in range(2)] == ["event=0", "event=1"]
     handler.handle(record("event=5"))
     assert [records.get_nowait().getMessage() for _ in range(2)] == ["event=dropped lines=3", "event=5"]
+    assert (handler.dropped, handler.dropped_total) == (0, 3)
 
 
 def test_lines_are_written_by_another_thread() -> None:

@@ -1,11 +1,14 @@
 """What Prometheus reads."""
 
 import asyncio
+import dataclasses
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.app import build_app
+from server.connection import ConnectionLimits
 from server.ticker import Ticker
 from shm.board import WorkerState
 from tests.fakes.http import Call, app_of, call, ids_of, service_of
@@ -80,6 +83,29 @@ async def test_a_pool_that_cannot_be_read_costs_its_figures_only() -> None:
     answer = await call(app, "GET", "/metrics")
     assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain")
     assert b"ringfence_event_loop_lag_seconds" in answer.body and b"ringfence_capacity" not in answer.body
+
+
+async def test_a_worker_that_cannot_be_read_costs_the_workers_figures_only() -> None:
+    pool = FakePool()
+    broken: Any = dataclasses.replace(pool.snapshot(), workers=(None,))  # type: ignore[arg-type]
+    pool.snapshot = lambda: broken  # type: ignore[method-assign]
+    service = service_of(pool)
+    values = samples(service.metrics.text().decode())
+    assert values["ringfence_capacity[]"] == 8 and values["ringfence_completed_total[]"] == 0
+    assert not any(name.startswith("ringfence_worker_serving") for name in values)
+
+
+def test_every_figure_is_explained_and_says_its_unit() -> None:
+    service = service_of(FakePool())
+    service.metrics.watch_connections(ConnectionLimits(connections=7, header_bytes=1, header_timeout_s=1))
+    families = list(text_string_to_metric_families(service.metrics.text().decode()))
+    assert len(families) > 50
+    for family in families:
+        assert family.name.startswith("ringfence_")
+        assert family.documentation.endswith(".") and len(family.documentation) > 10, family.name
+        words = set(family.name.split("_"))
+        assert not words & {"ms", "milliseconds", "mb", "kb"}, f"{family.name}: seconds and bytes are the units"
+    assert len({family.documentation for family in families}) == len(families), "two figures with the same words"
 
 
 async def test_an_exception_in_counting_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from tests.whole.scripted import Scripted, scripted
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
-    options = ("--keepalive-s", "0.3", "--header-timeout-s", "2", "--body-timeout-s", "2", "--connection-limit", "300")
-    with scripted(tmp_path_factory.mktemp("scripted"), *options, "--queue-requests", "128") as server:
+    times = ("--keepalive-s", "0.3", "--header-timeout-s", "2", "--body-timeout-s", "2")
+    bounds = ("--connection-limit", "300", "--body-limit", "8MiB", "--queue-requests", "128")
+    with scripted(tmp_path_factory.mktemp("scripted"), *times, *bounds) as server:
         yield server
 
 

@@ -84,10 +84,13 @@ class Peer:
 
     async def rest(self) -> bytes:
         """Everything until the server closes the connection."""
+        data = b""
         try:
-            return await self._in_time(self.reader.read())
+            while part := await self._in_time(self.reader.read(1 << 16)):
+                data += part
         except ConnectionError:
-            return b""
+            pass  # it closed before it had read all that was sent
+        return data
 
     def leave(self, how: str = "fin") -> None:
         """Close the connection: "fin", or "rst"."""
