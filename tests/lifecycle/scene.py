@@ -128,6 +128,11 @@ class Scene:
 
     async def idle(self) -> None:
         """Nothing runs, waits or is reserved, and all serve again."""
+        await self.idle_or_asleep()
+        await self.serving()
+
+    async def idle_or_asleep(self) -> None:
+        """Nothing runs, waits or is reserved."""
 
         async def is_idle() -> bool:
             status = await self.server.status()
@@ -135,7 +140,6 @@ class Scene:
             return not any((status["running"], queue["requests"], queue["reserved"], status["http"]["requests"] - 1))
 
         await self.until(is_idle, limit_s=10.0, what="nothing runs or waits")
-        await self.serving()
 
     async def _has(self, key: str, count: int) -> bool:
         return bool((await self.server.status())[key] == count)
