@@ -345,7 +345,7 @@ class Pool:
 
     def on_death(self, replica: Replica, death: Death) -> None:
         """A worker or decoder died (called by its replica): its turns go on elsewhere, but for a guilty one."""
-        if death.exit.kind is not ExitKind.CLEAN or death.leases:
+        if not replica.supervisor.is_stopping and (death.exit.kind is not ExitKind.CLEAN or death.leases):
             self._counts["worker_deaths" if death.is_worker else "decoder_deaths"] += 1
             self._incidents.record(death)
         is_external = death.exit.is_external or death.is_worker
