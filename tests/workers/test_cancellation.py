@@ -80,7 +80,7 @@ async def test_a_queued_request_whose_deadline_passes_never_reaches_a_decoder(st
         queued = running.submit(echo_prompt(2), 5, deadline_s=0.1)
         await ended(queued)
         assert isinstance(queued.error, DeadlineExceeded)
-        assert queued.error.waited_s >= 0.1
+        assert queued.error.waited_s > 0.09
         await exact(first)
         assert len(running.events("GEN")) == 1
         assert running.counters.expired == 1

@@ -156,6 +156,7 @@ async def test_stopping_ends_what_does_not_finish_within_the_drain_limit(stage: 
         await tokens(turns[0], 1)
         await running.pool.stop(drain_s=0.2)
         assert [type(turn.error) for turn in turns] == [ShuttingDown] * 3
+        assert running.pool.incidents() == []
         assert len(running.events("GEN")) == 1
 
 
