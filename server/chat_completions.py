@@ -40,11 +40,11 @@ class ChatCompletions(Generation[ChatCompletionRequest]):
             text = self._render(request)
         else:
             text = await self._render_in_thread(request)
-        tokenizer = self.service.tokenizer
+        tokenizer, context = self.service.tokenizer, self.service.pool.context
         if tokenizer.is_short(text):
-            ids = prompts.read_chat(text, tokenizer)
+            ids = prompts.read_chat(text, tokenizer, context=context)
         else:
-            ids = await self.service.in_thread(lambda: prompts.read_chat(text, tokenizer))
+            ids = await self.service.in_thread(lambda: prompts.read_chat(text, tokenizer, context=context))
         stops = tuple(dict.fromkeys((*stop_strings(request), *self.service.template.stops)))
         return Prepared(prompts=[ids], stops=stops)
 

@@ -22,12 +22,12 @@ class Completions(Generation[CompletionRequest]):
     id_prefix = "cmpl-"
 
     async def prepare(self, request: CompletionRequest) -> Prepared:
-        tokenizer = self.service.tokenizer
+        tokenizer, context = self.service.tokenizer, self.service.pool.context
         given = prompts.inputs(request)
         if prompts.needs_thread(given, tokenizer):
-            ids = await self.service.in_thread(lambda: prompts.read_all(given, tokenizer))
+            ids = await self.service.in_thread(lambda: prompts.read_all(given, tokenizer, context=context))
         else:
-            ids = prompts.read_all(given, tokenizer)
+            ids = prompts.read_all(given, tokenizer, context=context)
         echoes = None
         if request.echo:
             echoes = [text if isinstance(text, str) else tokenizer.decode(text) for text in given]

@@ -9,6 +9,7 @@ all of it. The vectors are the decoder's own; the built-in one gives them length
 import base64
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -77,15 +78,9 @@ class Embeddings:
                 f"input has {len(given)} texts, and at most {INPUTS_LIMIT} are allowed. Send several requests.",
                 param="input",
             )
-        if prompts.needs_thread(given, tokenizer):
-            inputs = await self._service.in_thread(lambda: prompts.read_all(given, tokenizer, param="input"))
-        else:
-            inputs = prompts.read_all(given, tokenizer, param="input")
         context = self._service.pool.context
-        for place, ids in enumerate(inputs):
-            if len(ids) > context:
-                raise _too_long(len(ids), context, param=f"input[{place}]" if len(inputs) > 1 else "input")
-        return inputs
+        read = partial(prompts.read_all, given, tokenizer, param="input", context=context, output=0)
+        return await self._service.in_thread(read) if prompts.needs_thread(given, tokenizer) else read()
 
     async def _run(
         self, exchange: Exchange, inputs: Sequence[list[int]], reservation: Any, live: deque[Turn], *, is_base64: bool
@@ -142,15 +137,6 @@ def _vector(turn: Turn, *, is_base64: bool) -> str:
         raise NonFinite
     value = base64.b64encode(turn.embedding).decode() if is_base64 else numbers.tolist()
     return cast(str, msgspec.Raw(msgspec.json.encode(value)))
-
-
-def _too_long(tokens: int, context: int, *, param: str) -> BadRequest:
-    return BadRequest(
-        f"This model's context is {context} tokens, and {param} has {tokens}. Shorten it by {tokens - context} tokens "
-        "or more.",
-        param=param,
-        code="context_length_exceeded",
-    )
 
 
 def _note(exchange: Exchange, turn: Turn) -> None:

@@ -1,6 +1,7 @@
 """The smaller JSON routes: models, tokenize, detokenize, the OpenAPI document."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -68,11 +69,20 @@ class Tokenize:
     def _tokenize(self, body: bytes) -> bytes:
         request = decode(TokenizeRequest, body)
         tokenizer = self._service.tokenizer
-        ids = tokenizer.encode(request.content, add_special=request.add_special, parse_special=request.parse_special)
-        if not request.with_pieces:
-            return msgspec.json.encode(TokenizeResponse(tokens=ids))
-        pieces = [TokenPiece(id=token, piece=_piece(tokenizer.piece(token, special=True))) for token in ids]
-        return msgspec.json.encode(TokenizeResponse(tokens=pieces))
+        steps = tokenizer.encode_in_steps(
+            request.content, add_special=request.add_special, parse_special=request.parse_special
+        )
+        parts = []
+        for ids in steps:  # a million ids in one list would hold the event loop, being encoded and being freed
+            tokens = self._with_pieces(ids) if request.with_pieces else ids
+            parts.append(msgspec.json.encode(tokens)[1:-1])
+        return msgspec.json.encode(
+            TokenizeResponse(tokens=cast(list[int], msgspec.Raw(b"[" + b",".join(parts) + b"]")))
+        )
+
+    def _with_pieces(self, ids: Sequence[int]) -> Sequence[int | TokenPiece]:
+        piece = self._service.tokenizer.piece
+        return [TokenPiece(id=token, piece=_piece(piece(token, special=True))) for token in ids]
 
 
 class Detokenize:

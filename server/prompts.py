@@ -25,9 +25,10 @@ from typing import cast
 
 from server.badrequest import BadRequest
 from server.schemas import ChatCompletionRequest, CompletionRequest
-from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer, TooManyTokens
 
 COMPLETION_MAX_TOKENS = 16
+MANY_IDS = 32_768
 TURNS_LIMIT = 128
 """Turns of one request: prompts x n."""
 
@@ -73,34 +74,58 @@ def split(given: str | list[int | str | list[int]], *, param: str = "prompt") ->
 def needs_thread(prompts: Sequence[PromptInput], tokenizer: Tokenizer) -> bool:
     """Whether reading them would hold the event loop for more than a millisecond or two."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts) and sum(map(len, prompts)) > MANY_IDS:
+        return True
     return bool(texts) and not tokenizer.is_short("".join(texts))
 
 
-def read(prompt: PromptInput, tokenizer: Tokenizer, *, param: str = "prompt") -> list[int]:
-    """Token ids of one prompt, at least one. Raises BadRequest."""
-    if isinstance(prompt, list):
-        _check_ids(prompt, tokenizer.vocabulary, param=param)
-        ids = prompt
-    else:
-        ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
+def read(
+    prompt: PromptInput, tokenizer: Tokenizer, *, param: str = "prompt", context: int | None = None, output: int = 1
+) -> list[int]:
+    """Token ids of one prompt, at least one, that leave room for `output` tokens in the context. Raises BadRequest."""
+    limit = None if context is None else context - output
+    try:
+        ids = _read(prompt, tokenizer, param=param, limit=limit)
+    except TooManyTokens as error:
+        assert context is not None
+        raise _too_long(error.count, context, output=output, param=param) from None
     if not ids:
         raise BadRequest(f"{param} is empty, and this model has no token to begin a text with.", param=param)
     return ids
 
 
-def read_all(prompts: Sequence[PromptInput], tokenizer: Tokenizer, *, param: str = "prompt") -> list[list[int]]:
+def _read(prompt: PromptInput, tokenizer: Tokenizer, *, param: str, limit: int | None) -> list[int]:
+    """Raises TooManyTokens before anything is done for each of them."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, add_special=True, parse_special=True, limit=limit)
+    if limit is not None and len(prompt) > limit:
+        raise TooManyTokens(len(prompt))
+    _check_ids(prompt, tokenizer.vocabulary, param=param)
+    return prompt
+
+
+def read_all(
+    prompts: Sequence[PromptInput],
+    tokenizer: Tokenizer,
+    *,
+    param: str = "prompt",
+    context: int | None = None,
+    output: int = 1,
+) -> list[list[int]]:
     """`read` of each; errors name the one at fault (`prompt[2]`)."""
-    if len(prompts) == 1:
-        return [read(prompts[0], tokenizer, param=param)]
-    return [read(prompt, tokenizer, param=f"{param}[{place}]") for place, prompt in enumerate(prompts)]
+    names = [param] if len(prompts) == 1 else [f"{param}[{place}]" for place in range(len(prompts))]
+    return [
+        read(prompt, tokenizer, param=name, context=context, output=output)
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
 
 
-def read_chat(text: str, tokenizer: Tokenizer) -> list[int]:
+def read_chat(text: str, tokenizer: Tokenizer, *, context: int | None = None) -> list[int]:
     """Token ids of a rendered chat. Raises BadRequest."""
     if tokenizer.adds_bos and tokenizer.bos is not None:
         bos = tokenizer.piece(tokenizer.bos, special=True).decode("utf-8", "replace")
         text = text.removeprefix(bos) if bos else text
-    return read(text, tokenizer, param="messages")
+    return read(text, tokenizer, param="messages", context=context)
 
 
 def _check_ids(ids: list[int], vocabulary: int, *, param: str) -> None:
@@ -120,15 +145,21 @@ def new_tokens(
     room = context - prompt_tokens
     asked, default = _asked(request)
     if room < 1:
-        raise BadRequest(
-            f"This model's context is {context} tokens, and the prompt has {prompt_tokens}; it must leave room for at "
-            f"least one. Shorten it by {1 - room} tokens or more.",
-            param=param or ("prompt" if isinstance(request, CompletionRequest) else "messages"),
-            code="context_length_exceeded",
-        )
+        name = param or ("prompt" if isinstance(request, CompletionRequest) else "messages")
+        raise _too_long(prompt_tokens, context, output=1, param=name)
     if asked is None:
         asked = default
     return room if asked is None or asked < 0 else min(asked, room)
+
+
+def _too_long(tokens: int, context: int, *, output: int, param: str) -> BadRequest:
+    room = "; it must leave room for at least one" if output else ""
+    return BadRequest(
+        f"This model's context is {context} tokens, and {param} has {tokens}{room}. Shorten it by "
+        f"{tokens + output - context} tokens or more.",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _asked(request: CompletionRequest | ChatCompletionRequest) -> tuple[int | None, int | None]:

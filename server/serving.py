@@ -16,6 +16,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
@@ -35,6 +36,7 @@ logger = logging.getLogger("ringfence.server")
 BACKLOG = 2048
 ANSWERS_S = 2.0  # after the drain: time in which the last answers and error events leave
 AT_ONCE_S = 1.5  # after a second signal: time that the pool has; what it leaves dies with this process
+SWITCH_S = 0.001  # the event loop gets the interpreter back from a text thread this soon (Python's default is 5 ms)
 _PROGRESS_S = 0.25
 _SPARE_FILES = 1024
 _UNSETTLED = (WorkerState.STARTING, WorkerState.LOADING, WorkerState.BACKOFF)
@@ -250,5 +252,6 @@ def run(config: Config, new_pool: Callable[[], Backend], tokenizer: Tokenizer, l
     async def main() -> int:
         return await Serving(config, new_pool(), tokenizer, listener).run()
 
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

@@ -161,6 +161,7 @@ def test_choices_are_numbered_prompt_by_prompt() -> None:
 
 
 def test_only_long_texts_need_a_thread(tiny: Tokenizer) -> None:
-    assert not prompts.needs_thread(["short", [1] * 100_000], tiny)
+    assert not prompts.needs_thread(["short", [1] * 10_000], tiny)
+    assert prompts.needs_thread([[1] * 100_000], tiny)
     assert prompts.needs_thread(["short", "long " * 10_000], tiny)
     assert prompts.needs_thread(["many"] * 10_000, tiny)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.detokenizer import Detokenizer
-from server.tokenizer import RUN_LIMIT, Tokenizer, TokenizerError
+from server.tokenizer import RUN_LIMIT, Tokenizer, TokenizerError, TooManyTokens
 from tests import tiny_model
 
 
@@ -165,3 +165,19 @@ def test_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(TokenizerError, match=r"none\.gguf"):
         Tokenizer.load(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("text", ["!" * 50, "!" * 9_000])  # the second is tokenised in parts
+def test_a_text_of_more_tokens_than_the_limit_is_counted_and_not_made(tiny: Tokenizer, text: str) -> None:
+    ids = tiny.encode(text)
+    assert len(ids) == len(text) + 1
+    assert tiny.encode(text, limit=len(ids)) == ids
+    with pytest.raises(TooManyTokens) as caught:
+        tiny.encode(text, limit=len(ids) - 1)
+    assert caught.value.count == len(ids)
+
+
+def test_steps_joined_are_the_whole(tiny: Tokenizer) -> None:
+    text = "ab!" * 20_000
+    steps = list(tiny.encode_in_steps(text, add_special=True, parse_special=True))
+    assert len(steps) > 2 and [token for step in steps for token in step] == tiny.encode(text, parse_special=True)
