@@ -2,8 +2,9 @@
 
 Eight conversations of 20 turns over two workers, tiny model, real decoders. A conversation's next prompt is all that was
 said before plus new words; all begin with the same system prompt. Twice: in turn (each round in an order of its own), and all
-eight at once. The infinite cache is reckoned beside it: it holds every sequence that has been computed so far (prompt and
-output but its last token, which no decoder has in its cache), in one place, and gives each prompt its longest common prefix.
+eight at once (after their first turns: a prefix that nobody has read yet can't be shared). The infinite cache is reckoned
+beside it: it holds every sequence that has been computed so far (prompt and output but its last token, which no decoder has
+in its cache), in one place, and gives each prompt its longest common prefix.
 
 Answers are held to capital letters by `logit_bias`: the tiny vocabulary has no merges of them, so that a text's ids are known.
 """
@@ -135,9 +136,10 @@ def converse(turns: int, *, is_concurrent: bool) -> Reading:
     cache, reading, lock = InfiniteCache(), Reading(), threading.Lock()
     with start_ringfence(model_path("tiny"), slots=SLOTS, context=CONTEXT, threads=1, workers=WORKERS) as server:
         conversations = [Conversation(server, number, system) for number in range(CONVERSATIONS)]
-        with ThreadPoolExecutor(CONVERSATIONS if is_concurrent else 1) as threads:
-            for _ in range(turns):
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(CONVERSATIONS) as many:
+            for number in range(turns):
                 order.shuffle(conversations)
+                threads = many if is_concurrent and number > 0 else one
                 for done in [threads.submit(each.turn, cache, reading, lock) for each in conversations]:
                     done.result()
         for each in conversations:
