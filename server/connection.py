@@ -12,10 +12,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import describe
 from server.failures import BodyTooSlow, HeadersTooLarge, MalformedRequest, Refusal, TooManyConnections
+
+_UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = True
+        self._is_deaf = False  # what comes is no HTTP any more
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -63,11 +67,17 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_deaf or self.transport.is_closing():
             return
         if self._is_in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._on_malformed()
         if self._is_in_head and self._head_bytes > self.limits.header_bytes and not self.transport.is_closing():
             self._refuse(HeadersTooLarge(self.limits.header_bytes))
 
@@ -79,6 +89,9 @@ class Connection(HttpToolsProtocol):
             self._arm()
 
     def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            self.scope["method"] = self.parser.get_method().decode("ascii")
+            return  # data_received declines it
         self._disarm()
         self._is_in_head = False
         is_large = self._head_bytes > self.limits.header_bytes and self._head_size() > self.limits.header_bytes
@@ -102,8 +115,32 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing() and not self.pipeline:
             self.limits.idle[self] = None
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(MalformedRequest())
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1 with a request that offered another protocol (RFC 9110, 7.8).
+
+        Java's HttpClient offers h2c with its first request, and curl does on request. The parser takes what follows such
+        a head for the other protocol, so a new one gets the head without the offer, and the body.
+        """
+        head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name not in _UPGRADE_HEADERS:
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
+    def _offers_upgrade(self) -> bool:
+        return bool(self.parser.should_upgrade()) and any(name == b"upgrade" for name, _ in self.headers)
+
+    def _on_malformed(self) -> None:
+        """What came is no HTTP. A whole request before it is still answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        self._is_deaf = True
+        if cycle is None or cycle.response_complete:
+            self._refuse(MalformedRequest())
+        elif not cycle.more_body:
+            cycle.keep_alive = False
+        else:
+            self._refuse(MalformedRequest(), is_mid_request=not self.pipeline and not cycle.response_started)
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -131,10 +168,11 @@ class Connection(HttpToolsProtocol):
         victim.transport.abort()
         return True
 
-    def _refuse(self, cause: Refusal) -> None:
-        """Answer without a request, and close. In the middle of a response there is nothing to answer: only close."""
+    def _refuse(self, cause: Refusal, *, is_mid_request: bool = False) -> None:
+        """Answer without a request, or in place of its response, and close. In the middle of a response there is nothing
+        to answer: only close."""
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
+        if cycle is None or cycle.response_complete or is_mid_request:
             reply = describe(cause)
             body = reply.body()
             headers = [*reply.header_list(), (b"content-length", str(len(body)).encode())]

@@ -39,6 +39,12 @@ class Running:
         peer.ask(method, path, body, headers)
         return peer
 
+    async def alive(self) -> None:
+        """A request of another connection, from its beginning to its end."""
+        peer = await self.ask("GET", "/livez")
+        assert (await peer.answer())[0] == 200
+        peer.close()
+
     async def settled(self) -> None:
         """Nothing is running or reserved any more."""
         async with asyncio.timeout(5):
@@ -235,6 +241,65 @@ async def test_bytes_that_are_no_http_get_the_envelope() -> None:
         status, headers, body = await peer.answer()
         assert status == 400 and headers["content-type"] == "application/json"
         assert json.loads(body)["error"]["code"] == "malformed_request"
+        peer.close()
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = b'{"prompt": "x"}'
+SIZED = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"transfer-encoding: identity\r\n\r\n" + BODY,
+        HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n" + CHUNKED,
+    ],
+)
+async def test_a_body_that_is_no_http_gets_the_envelope(data: bytes) -> None:
+    pool = FakePool()
+    async with running(pool) as server:
+        peer = await server.connect()
+        peer.writer.write(data)
+        status, _, body = await peer.answer()
+        assert status == 400 and json.loads(body)["error"]["code"] == "malformed_request"
+        assert await peer.rest() == b""
+        await server.settled()
+        assert not pool.turns
+        peer.close()
+
+
+async def test_a_request_followed_by_what_is_none_is_answered_and_closed() -> None:
+    """A client that counts characters in place of bytes sends more than it announced."""
+    async with running() as server:
+        peer = await server.connect()
+        peer.writer.write(SIZED + b"\xc3\xa9}\r\n\r\n")
+        status, _, body = await peer.answer()
+        assert status == 200 and json.loads(body)["object"] == "text_completion"
+        assert await peer.rest() == b""
+        peer.close()
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked", "late"])
+async def test_an_offer_of_another_protocol_is_declined_and_the_request_served(framing: str) -> None:
+    """As Java's HttpClient sends its first request."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    async with running() as server:
+        peer = await server.connect()
+        if framing == "chunked":
+            peer.writer.write(HEAD + offer + b"transfer-encoding: chunked\r\n\r\n" + CHUNKED)
+        else:
+            peer.writer.write(HEAD + offer + b"content-length: %d\r\n\r\n" % len(BODY))
+            if framing == "late":
+                await server.alive()
+            peer.writer.write(BODY)
+        for _ in range(2):
+            status, _, body = await peer.answer()
+            assert status == 200 and json.loads(body)["object"] == "text_completion"
+            peer.writer.write(SIZED)
+        assert (await peer.answer())[0] == 200
         peer.close()
 
 
