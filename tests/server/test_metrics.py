@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from tests.fakes.http import Call, app_of, call, ids_of, service_of
 from tests.fakes.pool import FakePool, Script
 from workers.errors import Overloaded
 from workers.snapshot import PoolCounters
+
+DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 
 
 def samples(text: str) -> dict[str, float]:
@@ -129,3 +133,13 @@ async def test_the_ticker_runs_only_while_there_is_something_to_watch(monkeypatc
     await asyncio.wait_for(ticked.wait(), 5)
     assert len(ticker) == 0 and "running=False" in repr(ticker)
     assert 0 <= ticker.lag_p99_s() <= ticker.lag_max_s() < 5
+
+
+def test_every_name_in_the_documentation_is_exported() -> None:
+    service = service_of(FakePool())
+    service.metrics.watch_connections(ConnectionLimits(connections=7, header_bytes=1, header_timeout_s=1))
+    table = DOCS.read_text().partition("## Metrics")[2].partition("## Errors")[0]
+    names = {name for name in re.findall(r"`([a-z_]+)(?:\{[a-z,]+\})?`", table) if name not in ("ringfence_", "_limit")}
+    exported = service.metrics.text().decode()
+    assert len(names) > 45
+    assert [name for name in names if f"# TYPE ringfence_{name} " not in exported] == []

@@ -98,7 +98,7 @@ http {{
         listen 127.0.0.1:{port};
         location / {{
             proxy_pass http://127.0.0.1:{upstream};
-            proxy_http_version 1.1;
+            proxy_http_version {version};
             proxy_read_timeout {read_timeout};
         }}
     }}
@@ -106,14 +106,16 @@ http {{
 """
 
 
-@pytest.fixture
-def nginx(server: Scripted, tmp_path: Path, free_port: int) -> Iterator[int]:
-    """The port of an nginx before the server that gives up after a second without a byte; its defaults otherwise."""
+@pytest.fixture(params=["1.0", "1.1"])
+def nginx(server: Scripted, tmp_path: Path, free_port: int, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of an nginx before the server that gives up after a second without a byte; its defaults otherwise. (It asks
+    in HTTP/1.0 by default.)"""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         pytest.skip("nginx is not installed")
     config = tmp_path / "nginx.conf"
-    config.write_text(NGINX.format(folder=tmp_path, port=free_port, upstream=server.port, read_timeout="1s"))
+    values = {"folder": tmp_path, "port": free_port, "upstream": server.port, "read_timeout": "1s"}
+    config.write_text(NGINX.format(**values, version=request.param))
     process = subprocess.Popen([program, "-c", str(config), "-e", str(tmp_path / "error.log")])
     try:
         until(lambda: os.path.exists(tmp_path / "socket"), what="nginx listens")
