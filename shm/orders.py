@@ -38,6 +38,11 @@ class Orders:
         self._words[self._at] = wanted
 
     @property
+    def is_run(self) -> bool:
+        """Whether a decoder is wanted, without making an enumeration's member of the word."""
+        return self._words[self._at] == 0
+
+    @property
     def replacements(self) -> int:
         return self._words[self._at + 1]
 

@@ -23,8 +23,8 @@ turned into text by the worker; docs/performance.md).
 
 import threading
 import time
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from shm.layout import ERROR_BYTES, SLOT_WORDS, WORD_BYTES
 from shm.segment import Segment
@@ -50,8 +50,7 @@ class Finish(IntEnum):
 _FINISHES = frozenset(Finish)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRequest:
+class SlotRequest(NamedTuple):
     """A request as the worker reads it. `prompt` is a view into the segment; release it before the slot ends."""
 
     slot: int
@@ -64,8 +63,7 @@ class SlotRequest:
     options: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotResult:
+class SlotResult(NamedTuple):
     """What one turn cost. Counts in tokens, times in microseconds."""
 
     finish: Finish
@@ -89,16 +87,13 @@ class _Table:
         self.count = layout.slots
         self._generations = layout.generations_offset // WORD_BYTES
         self._cancels = layout.cancels_offset // WORD_BYTES
-        self._slot_words = [layout.slot_offset(slot) // WORD_BYTES for slot in range(layout.slots)]
-
-    def _error_at(self, slot: int) -> int:
-        return self._layout.slot_offset(slot) + SLOT_WORDS * WORD_BYTES
-
-    def _options_at(self, slot: int) -> int:
-        return self._error_at(slot) + ERROR_BYTES
-
-    def _prompt_at(self, slot: int) -> int:
-        return self._options_at(slot) + self._layout.options_bytes
+        starts = [layout.slot_offset(slot) for slot in range(layout.slots)]  # places are computed once: these are hot
+        self._slot_words = [start // WORD_BYTES for start in starts]
+        self._errors = [start + SLOT_WORDS * WORD_BYTES for start in starts]
+        self._options = [start + ERROR_BYTES for start in self._errors]
+        self._prompts = [start + layout.options_bytes for start in self._options]
+        self._prompt_room = layout.prompt_bytes
+        self._options_room = layout.options_bytes
 
 
 class SlotLessor(_Table):
@@ -114,7 +109,7 @@ class SlotLessor(_Table):
 
     def fits(self, *, prompt_bytes: int, options_bytes: int) -> bool:
         """Whether a request of these sizes has room in a slot."""
-        return prompt_bytes <= self._layout.prompt_bytes and options_bytes <= self._layout.options_bytes
+        return prompt_bytes <= self._prompt_room and options_bytes <= self._options_room
 
     def publish(
         self,
@@ -137,11 +132,11 @@ class SlotLessor(_Table):
             raise ValueError(
                 f"a request of {prompt_bytes} prompt bytes and {len(options)} option bytes has no room in a slot"
             )
-        at = self._prompt_at(slot)
+        at = self._prompts[slot]
         for piece in prompt:
             self._bytes[at : at + len(piece)] = piece
             at += len(piece)
-        start = self._options_at(slot)
+        start = self._options[slot]
         self._bytes[start : start + len(options)] = options
         words, first = self._words, self._slot_words[slot]
         words[first] = kind
@@ -166,7 +161,7 @@ class SlotLessor(_Table):
         values = self._words[first : first + 16].tolist()
         if values[0] != generation or values[1] not in _FINISHES:
             return None
-        start = self._error_at(slot)
+        start = self._errors[slot]
         error = bytes(self._bytes[start : start + min(values[10], ERROR_BYTES)]).decode("utf-8", "replace")
         return SlotResult(
             finish=Finish(values[1]),
@@ -183,8 +178,8 @@ class SlotLessor(_Table):
 
     def payload(self, slot: int, size_bytes: int) -> bytes:
         """What the worker left in the prompt's place (embeddings: little-endian float32); never more than that place."""
-        start = self._prompt_at(slot)
-        return bytes(self._bytes[start : start + min(size_bytes, self._layout.prompt_bytes)])
+        start = self._prompts[slot]
+        return bytes(self._bytes[start : start + min(size_bytes, self._prompt_room)])
 
 
 class SlotHolder(_Table):
@@ -218,8 +213,8 @@ class SlotHolder(_Table):
         """The request of an arrival. The prompt stays where it is: a view of ASCII text."""
         first = self._slot_words[slot]
         kind, prompt_bytes, prompt_tokens, max_new, resume, options_bytes = self._words[first : first + 6].tolist()
-        start = self._prompt_at(slot)
-        options = self._options_at(slot)
+        start = self._prompts[slot]
+        options = self._options[slot]
         return SlotRequest(
             slot=slot,
             generation=generation,
@@ -234,7 +229,7 @@ class SlotHolder(_Table):
     def write_result(self, slot: int, generation: int, result: SlotResult) -> None:
         """Store a turn's result; the caller pushes and publishes the END record after it."""
         error = result.error.encode("utf-8", "replace")[:ERROR_BYTES]
-        start = self._error_at(slot)
+        start = self._errors[slot]
         self._bytes[start : start + len(error)] = error
         words, first = self._words, self._slot_words[slot] + _RESULT
         words[first + 1] = result.finish
@@ -251,9 +246,9 @@ class SlotHolder(_Table):
 
     def write_payload(self, slot: int, payload: bytes) -> bool:
         """Leave bytes for the server in the prompt's place; False when there is no room."""
-        if len(payload) > self._layout.prompt_bytes:
+        if len(payload) > self._prompt_room:
             return False
-        start = self._prompt_at(slot)
+        start = self._prompts[slot]
         self._bytes[start : start + len(payload)] = payload
         return True
 

@@ -25,7 +25,7 @@ from native.protocol import (
     unsupported,
 )
 from native.sampling import SamplingOptions
-from shm.board import Board, Word, WorkerState
+from shm.board import Board, Word
 from shm.slots import Finish, SlotHolder, SlotRequest
 from workers.exits import Exit, ExitKind
 from workers.running import RunningTurn, RunningTurns, is_refusal
@@ -51,6 +51,7 @@ class Conversation:
         write: Write,
         condemn: Callable[[Exit], None],
         soon: Callable[[float], None],
+        show: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
         self.turns = turns
@@ -60,8 +61,9 @@ class Conversation:
         self._write = write
         self._condemn = condemn
         self._soon = soon
+        self._show = show
         self._note = note
-        self._options: dict[bytes, SamplingOptions] = {}
+        self._plans: dict[bytes, tuple[bytes, str | None]] = {}  # by encoded options
         self._engine_failures = 0
         self._is_broken = False  # the decoder said so: nothing it says after that is believed, a DONE least of all
         self.begin(Dialect.SOLO, Info())
@@ -80,6 +82,7 @@ class Conversation:
         self._info = info
         self._parser = AnswerParser(dialect, info.vocabulary)
         self._encoder = Encoder(dialect, info)
+        self._plans.clear()
         self._engine_failures = 0
         self._is_broken = False
         self.turns.new_decoder()
@@ -88,41 +91,41 @@ class Conversation:
 
     def accept(self, slot: int, generation: int) -> None:
         """A request arrived: write it to the decoder, or end it at once."""
-        if self._board.state is not WorkerState.READY or len(self.turns) >= self._board.get(Word.CAPACITY):
+        if len(self.turns.by_rid) >= self._board.ready_capacity:
             self.turns.reject(slot, generation, Finish.REJECTED, f"the worker is {self._board.state} or has no room")
             return
         request = self._holder.read(slot, generation)
-        options = self._decoded(request.options)
-        lacking = unsupported(options, self._info, is_embedding=request.kind == EMBED)
+        plan = self._plans.get(request.options)
+        if plan is None:
+            plan = self._plan(request.options)
+        keys, lacking = plan
+        is_embedding = request.kind == EMBED
+        if is_embedding and not self._info.embeddings:
+            lacking = "embeddings"
         if lacking is not None:
             self.turns.reject(slot, generation, Finish.REFUSED, f"unsupported {lacking}: not announced by the decoder")
             return
         now_ns = time.monotonic_ns()
-        turn = self.turns.take(
-            request,
-            self._dialect,
-            now=now_ns / 1e9,
-            now_ns=now_ns,
-            silence_limit_s=self._first_limit_s(request),
-        )
-        self._write([self._head(request, options, turn.rid), request.prompt, b"\n"])
+        rid = self.turns.next_rid(self._dialect)
+        if is_embedding:
+            head = self._encoder.embed_head(rid)
+        else:
+            head = self._encoder.head(rid, request.max_new, keys, request.resume)
+        self._write([head, request.prompt, b"\n"])
+        limit_s = self._first_limit_s(request)
+        self.turns.take(request, rid, now=now_ns / 1e9, now_ns=now_ns, silence_limit_s=limit_s)
 
     def _first_limit_s(self, request: SlotRequest) -> float:
         """Silence allowed before a turn's first line grows with its prompt."""
         return self._settings.hang_limit_s + min(request.prompt_tokens, 32768) / self._settings.prefill_rate
 
-    def _head(self, request: SlotRequest, options: SamplingOptions, rid: int) -> bytes:
-        if request.kind == EMBED:
-            return self._encoder.embed_head(rid)
-        return self._encoder.generate_head(rid, request.max_new, options, request.resume)
-
-    def _decoded(self, encoded: bytes) -> SamplingOptions:
-        options = self._options.get(encoded)
-        if options is None:
-            if len(self._options) >= _KNOWN_OPTIONS:
-                self._options.clear()
-            options = self._options[encoded] = SamplingOptions.decode(encoded)
-        return options
+    def _plan(self, encoded: bytes) -> tuple[bytes, str | None]:
+        """What such options become for this decoder: the keys of a GEN line, or the capability that it lacks."""
+        options = SamplingOptions.decode(encoded)
+        if len(self._plans) >= _KNOWN_OPTIONS:
+            self._plans.clear()
+        plan = self._plans[encoded] = (self._encoder.keys(options), unsupported(options, self._info))
+        return plan
 
     def stop_cancelled(self) -> None:
         """Pass on the server's cancellations."""
@@ -163,6 +166,8 @@ class Conversation:
             if token(turn, a, b, extra):
                 tokens += 1
                 turn.heard_s = now
+                if turn.generated == 1:  # somebody waits for it more than for any other
+                    self._show()
             else:
                 violations += 1
         self._count(tokens, stale, violations, now)

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -40,8 +39,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _STDERR_READ_BYTES = 65536
 
 
-@dataclass(slots=True, kw_only=True)
-class Lease:
+class Lease(msgspec.Struct, eq=False, kw_only=True):
     """A turn in a slot. `first_token` is how many ids the turn had when it came: its earlier output, elsewhere."""
 
     slot: int
@@ -97,6 +95,8 @@ class Incarnation:
         self.leases: list[Lease | None] = [None] * segment.layout.slots
         self.free = list(range(segment.layout.slots - 1, -1, -1))
         self.running = 0
+        self._ended: list[Lease] = []
+        self._seen_changes = -1
         self.stale = 0
         self.pid = process.pid
         self.pidfd = os.pidfd_open(process.pid)
@@ -153,6 +153,16 @@ class Incarnation:
         ours.detach()
         return incarnation
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its decoder is ready and wanted."""
+        return self.board.is_ready and self.orders.is_run
+
+    @property
+    def free_capacity(self) -> int:
+        """Turns that it can take now."""
+        return self.board.ready_capacity - self.running if self.orders.is_run else 0
+
     # ---- turns -----------------------------------------------------------------------------------------------------
 
     def lease(self, job: Job, *, known_tokens: int) -> Lease:
@@ -207,7 +217,22 @@ class Incarnation:
         """The worker rang."""
         self._from_worker.clear()
         self.drain()
+        if self._ended or self.board.get(Word.CHANGES) != self._seen_changes:
+            # After those who were just woken have run: a token is waited for, the bookkeeping of an end is not.
+            self._loop.call_soon(self._after_bell)
+
+    def _after_bell(self) -> None:
+        if self.pidfd < 0:
+            return
+        self._seen_changes = self.board.get(Word.CHANGES)
+        self.settle()
         self._owner.on_board()
+
+    def settle(self) -> None:
+        """End the turns whose END was read."""
+        ended, self._ended = self._ended, []
+        for lease in ended:
+            self._end(lease)
 
     def drain(self) -> None:
         """Deliver every published record."""
@@ -236,7 +261,7 @@ class Incarnation:
                 turn.ids.append(payload >> 32)
                 turn.wake()
             elif kind == Kind.END:
-                self._end(lease)
+                self._ended.append(lease)
             elif kind == Kind.PROGRESS:
                 lease.turn.prefilled = payload >> 32
             elif kind == Kind.ALTERNATIVE:

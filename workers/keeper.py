@@ -110,6 +110,7 @@ class DecoderKeeper:
     def enter(self, state: WorkerState) -> None:
         """A change of state, told to the server at once."""
         self._board.state = state
+        self._board.add(Word.CHANGES)
         self._bell()
 
     def _on_line(self, line: bytes, now: float) -> None:

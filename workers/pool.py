@@ -14,13 +14,11 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from native.dialect import Info, words_of
-from shm.board import Word
 from shm.layout import Layout
 from shm.orders import Wanted
 from shm.slots import Finish, SlotResult
@@ -45,10 +43,10 @@ from workers.incarnation import Lease
 from workers.incidents import IncidentLog
 from workers.job import Job
 from workers.operations import Operations
-from workers.prefix import PrefixChain
+from workers.prefix import BLOCK_TOKENS, PrefixChain
 from workers.replica import Death, Replica
 from workers.request import FinishReason, GenerationRequest, RequestKind, TurnResult
-from workers.router import choose
+from workers.router import RUN, choose
 from workers.settings import PoolSettings
 from workers.snapshot import Capabilities, PoolCounters, PoolSnapshot, QueueSnapshot
 from workers.turn import Turn, TurnState
@@ -87,6 +85,7 @@ class Pool:
         self._lag = Lag(_IDLE_WATCH_S)
         self._info: tuple[str, Info] = ("", Info())
         self._stop_now = asyncio.Event()
+        self._context = settings.context
         self.operations = Operations(self.replicas, self.on_capacity)
         self._incidents = IncidentLog(
             settings.incidents_dir, kept=settings.incidents_kept, with_content=settings.incidents_with_content
@@ -159,7 +158,7 @@ class Pool:
         self._require_workers()
         try:
             return self._queue.reserve(
-                prompt_tokens, free_capacity=self._free_capacity(), retry_after_s=self.retry_after_s()
+                prompt_tokens, free_capacity=self._free_capacity(), retry_after_s=self.retry_after_s
             )
         except Overloaded:
             self._counts["rejected"] += 1
@@ -170,21 +169,24 @@ class Pool:
 
         Raises what `reserve` raises when there is no reservation, PromptTooLong and Unsupported.
         """
-        if reservation is None or not reservation.is_held:
-            reservation = self.reserve(prompt_tokens=len(request.prompt))
-        try:
-            job = self._admit(request)
-        finally:
-            reservation.release()
+        has_place = reservation is not None and reservation.is_held
+        if reservation is not None:
+            reservation.release()  # nothing is awaited up to the hand-over, so nobody can take the place meanwhile
+        able = [] if len(self._queue) else [replica for replica in self.replicas if replica.free_capacity > 0]
+        if not has_place and (self.is_draining or not able):
+            self.reserve(prompt_tokens=len(request.prompt)).release()
+        job = self._admit(request)
         self._counts["submitted"] += 1
         self._jobs[job.turn] = job
-        if len(self._queue) or not self._place(job):
+        if able:
+            self._hand_over(job, able)
+        else:
             self._wait(job)
             self.on_capacity()  # those before it may be suspects that wait for one another (blame.py)
         return job.turn
 
     def _admit(self, request: GenerationRequest) -> Job:
-        context = self.context
+        context = self._context
         if not request.prompt or request.max_new < 1:
             raise ValueError("a request needs at least one prompt token and max_new of at least 1.")
         if len(request.prompt) + (request.kind is RequestKind.GENERATE) > context:
@@ -193,7 +195,7 @@ class Pool:
         self._require_capabilities(request)
         if sampling.temperature > 0 and sampling.seed == 0:
             sampling = msgspec.structs.replace(sampling, seed=random.getrandbits(32) or 1)
-            request = replace(request, sampling=sampling)
+            request = msgspec.structs.replace(request, sampling=sampling)
         options = sampling.encode()
         if len(options) > self._options_room():
             raise DecoderRefused(
@@ -224,8 +226,15 @@ class Pool:
         return replica.is_cordoned or replica.is_draining
 
     def _require_capabilities(self, request: GenerationRequest) -> None:
-        able = self.capabilities
         sampling = request.sampling
+        if (
+            request.kind is RequestKind.GENERATE
+            and sampling.grammar is None
+            and sampling.logprobs is None
+            and not sampling.logit_bias
+        ):
+            return
+        able = self.capabilities
         if not able.vocabulary and not any(replica.is_serving for replica in self.replicas):
             return  # nobody has announced anything yet: the worker will say
         if request.kind is RequestKind.EMBED and not able.embeddings:
@@ -254,6 +263,7 @@ class Pool:
 
     def on_capacity(self) -> None:
         """Something changed that may let a waiting turn run (called by replicas)."""
+        self._context = self.context
         if not len(self._queue):
             return
         for job in self._queue:
@@ -273,18 +283,21 @@ class Pool:
         ]
         if not able:
             return False
-        decision = choose(job.chain, (replica.candidate() for replica in able))
-        assert decision is not None
-        replica = self.replicas[decision.index]
+        self._hand_over(job, able)
+        return True
+
+    def _hand_over(self, job: Job, able: list[Replica]) -> None:
+        replica, known_tokens = choose(job.chain, able)
         job.forget_deadline()
         job.runs += 1
         self._hand_overs += 1
-        replica.last_used = self._hand_overs
-        replica.give(job, decision.known_tokens)
+        replica.given += 1
+        if replica.given % RUN == 0:
+            replica.last_run = self._hand_overs
+        replica.give(job, known_tokens)
         if job.turn.request.kind is RequestKind.GENERATE:  # embeddings are computed beside the cache
             replica.belief.hold(job.chain)
         job.turn.start(replica.index, time.monotonic())
-        return True
 
     def _wake_sleepers(self) -> None:
         """Requests wait and no awake worker has room: load one sleeping decoder, unless one is loading already."""
@@ -423,10 +436,10 @@ class Pool:
         job = lease.job
         if lease.turn.request.kind is RequestKind.EMBED:
             return
-        if result.cached_tokens + 64 < lease.known_tokens:
-            replica.belief.correct(job.chain, result.cached_tokens)
-        if lease.turn.ids:
-            replica.belief.hold(PrefixChain([*lease.turn.request.prompt, *lease.turn.ids[:-1]]))
+        replica.belief.correct(known_tokens=lease.known_tokens, cached_tokens=result.cached_tokens)
+        tokens = len(lease.turn.request.prompt) + len(lease.turn.ids) - 1
+        if lease.turn.ids and tokens // BLOCK_TOKENS > len(job.chain):
+            replica.belief.hold(job.chain.extended(lease.turn.ids[:-1]))
 
     def _complete(self, job: Job, finish: FinishReason) -> None:
         self._counts["completed"] += 1
@@ -482,7 +495,10 @@ class Pool:
         return sum(replica.running for replica in self.replicas)
 
     def _free_capacity(self) -> int:
-        return sum(replica.free_capacity for replica in self.replicas)
+        free = 0
+        for replica in self.replicas:
+            free += replica.free_capacity
+        return free
 
     @property
     def is_ready(self) -> bool:
@@ -492,12 +508,8 @@ class Pool:
     @property
     def context(self) -> int:
         """Longest prompt plus output in tokens that a ready worker takes; of the settings while none is ready."""
-        contexts = [
-            min(replica.incarnation.board.get(Word.CONTEXT), self.settings.context)
-            for replica in self.replicas
-            if replica.is_serving and replica.incarnation is not None
-        ]
-        return max(contexts, default=self.settings.context)
+        contexts = [replica.context for replica in self.replicas if replica.is_serving]
+        return min(max(contexts), self.settings.context) if contexts else self.settings.context
 
     @property
     def capabilities(self) -> Capabilities:

@@ -52,6 +52,7 @@ class WorkerProcess:
             write=self.keeper.write,
             condemn=self.keeper.condemn,
             soon=self.loop.soon,
+            show=self._show,
             note=lambda text: note(settings.index, text),
         )
         self.keeper.attach(self.conversation, self._on_decoder_ended)
@@ -129,6 +130,10 @@ class WorkerProcess:
         self._publish()
         if self.orders.wanted is not Wanted.RUN:
             self._obey()
+
+    def _show(self) -> None:
+        if self._turns.publish():
+            self._server_bell.ring()
 
     def _publish(self) -> None:
         if self._turns.has_parked and self.conversation.unpark(self.loop.now()):

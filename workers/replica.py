@@ -24,7 +24,6 @@ from workers.exits import STOPPED, Exit, ExitKind, classify, oom_kills
 from workers.incarnation import Incarnation, Lease
 from workers.job import Job
 from workers.prefix import CacheBelief
-from workers.router import Candidate
 from workers.settings import PoolSettings, WorkerSettings
 from workers.snapshot import WorkerSnapshot
 from workers.supervisor import Action, Phase, Supervisor
@@ -75,7 +74,8 @@ class Replica:
         self.is_cordoned = False
         self.is_waking = False  # a sleeping decoder is being loaded because requests wait
         self.idle_since_s = time.monotonic()
-        self.last_used = 0
+        self.given = 0  # hand-overs
+        self.last_run = 0
         self.stderr: deque[str] = deque(maxlen=_STDERR_KEPT)
         self.hangs = 0
         self.memory_bytes = 0  # of worker and decoder together, as the watchdog last saw it
@@ -130,10 +130,7 @@ class Replica:
         incarnation = self.incarnation
         if incarnation is None or self.supervisor.phase is not Phase.UP or self.is_draining or self.is_cordoned:
             return 0
-        board = incarnation.board
-        if board.state is not WorkerState.READY or incarnation.orders.wanted is not Wanted.RUN:
-            return 0
-        return max(0, min(board.get(Word.CAPACITY), len(incarnation.leases)) - incarnation.running)
+        return max(0, incarnation.free_capacity)
 
     @property
     def is_serving(self) -> bool:
@@ -144,9 +141,13 @@ class Replica:
             and self.supervisor.phase is Phase.UP
             and not self.is_draining
             and not self.is_cordoned
-            and incarnation.board.state is WorkerState.READY
-            and incarnation.orders.wanted is Wanted.RUN
+            and incarnation.is_ready
         )
+
+    @property
+    def context(self) -> int:
+        """What its decoder announced, in tokens."""
+        return 0 if self.incarnation is None else self.incarnation.board.get(Word.CONTEXT)
 
     @property
     def is_asleep(self) -> bool:
@@ -169,9 +170,6 @@ class Replica:
         return self.incarnation is not None and any(
             lease is not None and lease.job.is_suspect for lease in self.incarnation.leases
         )
-
-    def candidate(self) -> Candidate:
-        return Candidate(self.index, self.running, self.last_used, self.belief)
 
     def reason(self) -> str:
         """Why it is not serving, in words; empty when it is."""
@@ -399,6 +397,7 @@ class Replica:
     def _reclaim(self, incarnation: Incarnation) -> None:
         """The worker is dead: what it had published counts, and its other turns have lost it."""
         incarnation.drain()
+        incarnation.settle()
         lost = [lease for lease, _ in self._lost] + incarnation.open_leases()
         self._lost = []
         for lease in lost:

@@ -1,8 +1,9 @@
 """A request for a generation and its result, as the pool takes and gives them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+
+import msgspec
 
 from native.sampling import SamplingOptions
 
@@ -20,20 +21,18 @@ class FinishReason(StrEnum):
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One turn to run. prompt: token ids, not empty. max_new: at least 1. deadline_s: time it may wait for a worker."""
 
     id: str
     prompt: Sequence[int]
     max_new: int
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    sampling: SamplingOptions = SamplingOptions()
     kind: RequestKind = RequestKind.GENERATE
     deadline_s: float = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnResult:
+class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn cost, for this request alone. Counts in tokens, times in milliseconds.
 
     prompt_tokens counts the caller's prompt, cached_tokens those of them that the (first) decoder had kept, generated

@@ -6,50 +6,43 @@ The cost of a candidate is what its decoder would have to do that another need n
   + EVICTION_WEIGHT x tokens of other conversations it would push out of its cache
   + LOAD_TOKENS     x turns it is running (each step is shared with them)
 
-The cheapest wins, then the least loaded, then the one that waited longest, so that equal workers take turns. Only workers
-that can take the turn now are candidates: a prefix held by a full, dead or drained worker attracts nothing.
+The cheapest wins, then the least loaded, then the one whose turn it is. Equal workers take turns in runs of RUN hand-overs: each
+gets its share, and seven of eight find a worker whose code and data are still in a core's cache (8 to 26 us of a first
+token; docs/performance.md). Only workers that can take the turn now are candidates: a prefix held by a full, dead or drained
+worker attracts nothing.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from workers.prefix import CacheBelief, PrefixChain
 
 LOAD_TOKENS = 64
 EVICTION_WEIGHT = 0.5
+RUN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker that can take a turn now."""
+class Candidate(Protocol):
+    """A worker that can take a turn now. `last_run`: the pool's count of hand-overs when its last run of RUN ended."""
 
     index: int
-    running: int
-    last_used: int  # a counter of the pool's hand-overs: smaller is longer ago
+    last_run: int
     belief: CacheBelief
 
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The worker chosen, and the prompt tokens it is believed to hold."""
-
-    index: int
-    known_tokens: int
+    @property
+    def running(self) -> int: ...
 
 
-def choose(chain: PrefixChain, candidates: Iterable[Candidate]) -> Decision | None:
-    """The best candidate for a prompt, or None when there is none."""
+C = TypeVar("C", bound=Candidate)
+
+
+def choose(chain: PrefixChain, candidates: list[C]) -> tuple[C, int]:
+    """The best candidate (of one at least) for a prompt, and the prompt tokens that it is believed to hold."""
     best: tuple[float, int, int, int] | None = None
-    decision = None
     for candidate in candidates:
-        known = candidate.belief.known_tokens(chain)
-        cost = (
-            chain.tokens
-            - known
-            + EVICTION_WEIGHT * candidate.belief.evicted_tokens(chain)
-            + LOAD_TOKENS * candidate.running
-        )
-        key = (cost, candidate.running, candidate.last_used, candidate.index)
+        known, evicted = candidate.belief.weigh(chain)
+        running = candidate.running
+        cost = chain.tokens - known + EVICTION_WEIGHT * evicted + LOAD_TOKENS * running
+        key = (cost, running, candidate.last_run, candidate.index)
         if best is None or key < best:
-            best, decision = key, Decision(candidate.index, known)
-    return decision
+            best, chosen, chosen_known = key, candidate, known
+    return chosen, chosen_known

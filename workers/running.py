@@ -9,7 +9,8 @@ goes on reading its decoder. Order holds: a turn that has parked records parks t
 """
 
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from native.protocol import Dialect, DoneFields, DoneFinish
 from shm.board import Board, Word
@@ -41,8 +42,7 @@ def is_refusal(text: str) -> bool:
     return text.lower().startswith(_REFUSALS)
 
 
-@dataclass(slots=True, eq=False)
-class RunningTurn:
+class RunningTurn(msgspec.Struct, eq=False):
     """A turn of this worker. Times in seconds of the monotonic clock unless named otherwise."""
 
     slot: int
@@ -87,12 +87,14 @@ class RunningTurns:
         """Request ids begin anew."""
         self._next_rid = 1
 
-    def take(
-        self, request: SlotRequest, dialect: Dialect, *, now: float, now_ns: int, silence_limit_s: float
-    ) -> RunningTurn:
-        """Enter a request that is about to be written to the decoder."""
+    def next_rid(self, dialect: Dialect) -> int:
+        """A request id for the turn that is written next."""
         rid = self._next_rid if dialect is Dialect.TAGGED else 0
         self._next_rid += 1
+        return rid
+
+    def take(self, request: SlotRequest, rid: int, *, now: float, now_ns: int, silence_limit_s: float) -> RunningTurn:
+        """Enter a request that was written to the decoder."""
         turn = RunningTurn(
             slot=request.slot,
             generation=request.generation,

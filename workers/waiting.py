@@ -6,7 +6,7 @@ Turns that lost their decoder come back to the front, in the order of their subm
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from workers.errors import Overloaded
 from workers.job import Job
@@ -61,16 +61,16 @@ class WaitingQueue:
         """First to last, over a copy: the queue may change meanwhile."""
         return iter([*self._returned, *self._new.values()])
 
-    def reserve(self, tokens: int, *, free_capacity: int, retry_after_s: float) -> Reservation:
+    def reserve(self, tokens: int, *, free_capacity: int, retry_after_s: Callable[[], float]) -> Reservation:
         """Hold a place. Those that a free worker will take at once do not count against the limit.
 
         Raises Overloaded when the queue is full by requests, or by prompt tokens.
         """
         if len(self) + self.reserved >= self.request_limit + free_capacity:
-            raise Overloaded("requests", self.request_limit, retry_after_s)
+            raise Overloaded("requests", self.request_limit, retry_after_s())
         held = self.tokens + self.reserved_tokens
         if held and held + tokens > self.token_limit:
-            raise Overloaded("prompt tokens", self.token_limit, retry_after_s)
+            raise Overloaded("prompt tokens", self.token_limit, retry_after_s())
         self.reserved += 1
         self.reserved_tokens += tokens
         return Reservation(self, tokens)

@@ -11,6 +11,7 @@ from tests.fakes.stage import Stage
 from tests.workers.running import ended, exact, running_pool, tokens, until
 from workers.errors import PromptTooLong, RingfenceError, SlowClient, Unsupported
 from workers.request import FinishReason
+from workers.router import RUN
 
 
 async def test_one_request_gets_its_tokens_and_its_own_figures(stage: Stage) -> None:
@@ -98,7 +99,7 @@ async def test_a_request_is_sent_to_the_worker_that_has_read_its_prefix(stage: S
             again = await running.generate([*conversation, *range(100, 100 + length - 640)], 5)
             assert again.worker == first.worker
             assert again.cached_tokens >= 640
-        others = [await running.generate(echo_prompt(50 + marker, 640), 5) for marker in range(6)]
+        others = [await running.generate(echo_prompt(50 + marker, 640), 5) for marker in range(3 * RUN)]
         assert {result.worker for result in others} == {0, 1, 2}
 
 

@@ -12,6 +12,7 @@ from tests.fakes.echo import echo_prompt
 from tests.fakes.stage import Stage
 from tests.workers.running import Running, ended, exact, kill, running_pool, tokens, until
 from workers.errors import NoWorkers, ShuttingDown
+from workers.router import RUN
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +72,7 @@ async def test_draining_gives_nothing_new_finishes_what_runs_and_resuming_ends_i
         await exact(turn)
         assert await drain
         assert await running.pool.operations.resume(turn.worker)
-        assert {(await running.generate(echo_prompt(marker), 3)).worker for marker in range(20, 24)} == {0, 1}
+        assert {(await running.generate(echo_prompt(marker), 3)).worker for marker in range(20, 20 + 2 * RUN)} == {0, 1}
 
 
 async def test_a_cordoned_worker_gets_nothing_until_it_is_uncordoned(stage: Stage) -> None:

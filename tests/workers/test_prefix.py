@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.prefix import BLOCK_TOKENS, CacheBelief, PrefixChain
+from workers.prefix import BLOCK_TOKENS, MISSES, CacheBelief, PrefixChain
 
 # Few different blocks, so that prefixes are shared and differ again.
 block = st.sampled_from([[n] * BLOCK_TOKENS for n in range(3)])
@@ -12,6 +12,14 @@ ids = st.builds(
     st.lists(block, max_size=6),
     st.lists(st.integers(0, 2), max_size=BLOCK_TOKENS - 1),
 )
+
+
+def known_tokens(belief: CacheBelief, chain: PrefixChain) -> int:
+    return belief.weigh(chain)[0]
+
+
+def evicted_tokens(belief: CacheBelief, chain: PrefixChain) -> int:
+    return belief.weigh(chain)[1]
 
 
 def common_tokens(left: list[int], right: list[int]) -> int:
@@ -27,8 +35,8 @@ def test_known_tokens_are_the_longest_common_prefix_in_whole_blocks(prompt: list
     belief = CacheBelief(100)
     for one in held:
         if len(PrefixChain(one)):
-            belief._chains.append(list(PrefixChain(one).all()))
-    assert belief.known_tokens(PrefixChain(prompt)) == max((common_tokens(prompt, one) for one in held), default=0)
+            belief._chains.append(PrefixChain(one))
+    assert known_tokens(belief, PrefixChain(prompt)) == max((common_tokens(prompt, one) for one in held), default=0)
 
 
 @given(st.lists(ids, max_size=20), st.integers(1, 4))
@@ -39,23 +47,33 @@ def test_a_belief_is_bounded_and_knows_what_it_took_last(held: list[list[int]], 
         chain = PrefixChain(one)
         belief.hold(chain)
         assert len(belief._chains) <= capacity
-        assert belief.known_tokens(PrefixChain(one)) == len(chain) * BLOCK_TOKENS
+        assert known_tokens(belief, PrefixChain(one)) == len(chain) * BLOCK_TOKENS
 
 
-@given(ids, ids, st.integers(0, 500))
-@settings(deadline=None)
-def test_a_correction_leaves_no_more_than_the_decoder_said(held: list[int], prompt: list[int], cached: int) -> None:
-    belief = CacheBelief(1)
-    belief.hold(PrefixChain(held))
-    before = belief.known_tokens(PrefixChain(prompt))
-    belief.correct(PrefixChain(prompt), cached)
-    assert belief.known_tokens(PrefixChain(prompt)) == min(before, cached // BLOCK_TOKENS * BLOCK_TOKENS)
+def test_a_decoder_that_keeps_nothing_is_not_believed_until_it_shows_otherwise() -> None:
+    belief, chain = CacheBelief(1), PrefixChain(range(3 * BLOCK_TOKENS))
+    belief.hold(chain)
+    for _ in range(MISSES):
+        assert belief.weigh(chain) == (3 * BLOCK_TOKENS, 0)
+        belief.correct(known_tokens=3 * BLOCK_TOKENS, cached_tokens=0)
+    assert belief.weigh(chain) == (0, 0)
+    belief.correct(known_tokens=0, cached_tokens=0)
+    assert belief.weigh(chain) == (0, 0)
+    belief.correct(known_tokens=0, cached_tokens=2 * BLOCK_TOKENS)
+    assert belief.weigh(chain) == (3 * BLOCK_TOKENS, 0)
+
+
+def test_a_cache_that_was_lost_once_is_believed_again() -> None:
+    belief, chain = CacheBelief(1), PrefixChain(range(3 * BLOCK_TOKENS))
+    belief.hold(chain)
+    belief.correct(known_tokens=3 * BLOCK_TOKENS, cached_tokens=0)
+    assert belief.weigh(chain) == (3 * BLOCK_TOKENS, 0)
 
 
 @given(ids, ids)
 @settings(deadline=None)
 def test_equal_hashes_mean_equal_prefixes(left: list[int], right: list[int]) -> None:
-    hashes = PrefixChain(left).all(), PrefixChain(right).all()
+    hashes = [[chain[at] for at in range(len(chain))] for chain in (PrefixChain(left), PrefixChain(right))]
     for index, (one, other) in enumerate(zip(*hashes, strict=False)):
         end = (index + 1) * BLOCK_TOKENS
         assert (one == other) is (left[:end] == right[:end])
@@ -65,14 +83,14 @@ def test_a_chain_is_computed_only_as_far_as_anybody_asks() -> None:
     chain = PrefixChain(range(100 * BLOCK_TOKENS))
     belief = CacheBelief(4)
     belief.hold(PrefixChain(range(1, 100 * BLOCK_TOKENS)))
-    assert belief.known_tokens(chain) == 0
+    assert known_tokens(belief, chain) == 0
     assert "computed=1)" in repr(chain)
 
 
 def test_a_block_that_is_not_whole_counts_for_nothing() -> None:
     belief = CacheBelief(4)
     belief.hold(PrefixChain(range(BLOCK_TOKENS - 1)))
-    assert belief.known_tokens(PrefixChain(range(BLOCK_TOKENS - 1))) == 0
+    assert known_tokens(belief, PrefixChain(range(BLOCK_TOKENS - 1))) == 0
     assert len(belief._chains) == 0
 
 
@@ -82,9 +100,9 @@ def test_an_extended_conversation_replaces_itself_and_pushes_nothing_out() -> No
     belief.hold(other)
     for blocks in range(2, 8):
         belief.hold(PrefixChain(range(blocks * BLOCK_TOKENS)))
-    assert belief.known_tokens(other) == 3 * BLOCK_TOKENS
-    assert belief.evicted_tokens(PrefixChain(range(20 * BLOCK_TOKENS))) == 0
-    assert belief.evicted_tokens(PrefixChain([5] * BLOCK_TOKENS)) == 3 * BLOCK_TOKENS
+    assert known_tokens(belief, other) == 3 * BLOCK_TOKENS
+    assert evicted_tokens(belief, PrefixChain(range(20 * BLOCK_TOKENS))) == 0
+    assert evicted_tokens(belief, PrefixChain([5] * BLOCK_TOKENS)) == 3 * BLOCK_TOKENS
 
 
 def test_a_new_decoder_knows_nothing_and_a_smaller_one_less() -> None:
@@ -93,6 +111,6 @@ def test_a_new_decoder_knows_nothing_and_a_smaller_one_less() -> None:
     for chain in chains:
         belief.hold(chain)
     belief.resize(1)
-    assert [belief.known_tokens(chain) for chain in chains] == [0, 0, BLOCK_TOKENS]
+    assert [known_tokens(belief, chain) for chain in chains] == [0, 0, BLOCK_TOKENS]
     belief.forget()
-    assert belief.known_tokens(chains[2]) == 0
+    assert known_tokens(belief, chains[2]) == 0

@@ -10,6 +10,7 @@ from shm.board import WorkerState
 from tests.fakes.echo import echo_prompt
 from tests.fakes.stage import Stage
 from tests.workers.running import exact, kill, running_pool, until
+from workers.router import RUN
 from workers.supervisor import Phase
 
 CALM = {"deaths_limit": 100, "backoff_first_s": 0.02, "backoff_cap_s": 0.1}
@@ -50,14 +51,19 @@ async def test_a_hung_worker_gets_nothing_until_it_has_recovered_and_then_its_sh
         results = [await running.generate(echo_prompt(marker), 3) for marker in range(4)]
         assert all(result.moves == 0 for result in results)
         await running.serving()
-        assert {(await running.generate(echo_prompt(marker), 3)).worker for marker in range(10, 19)} == {0, 1, 2}
+        assert {(await running.generate(echo_prompt(marker), 3)).worker for marker in range(10, 10 + 3 * RUN)} == {
+            0,
+            1,
+            2,
+        }
 
 
 async def test_a_prefix_attracts_nothing_to_a_dead_worker_or_to_its_successor(stage: Stage) -> None:
     """B34."""
     conversation = echo_prompt(9, 1280)
     slow = {"backoff_first_s": 1.0, "backoff_cap_s": 1.0}
-    async with running_pool(stage, workers=2, worker=slow, queue_requests=100) as running:
+    keeping = {"prefix_cache": True}
+    async with running_pool(stage, workers=2, worker=slow, decoder=keeping, queue_requests=100) as running:
         home = (await running.generate(conversation, 5)).worker
         kill(running.pid(home))
         await until(lambda: not running.replicas[home].is_serving, what="the death seen")

@@ -1,24 +1,40 @@
 """Which worker a prompt goes to."""
 
-from collections import Counter
+from dataclasses import dataclass
 
 from workers.prefix import BLOCK_TOKENS, CacheBelief, PrefixChain
-from workers.router import LOAD_TOKENS, Candidate, Decision, choose
+from workers.router import LOAD_TOKENS
+from workers.router import choose as choose_from
+
+
+@dataclass
+class Worker:
+    index: int
+    running: int
+    last_run: int
+    belief: CacheBelief
+
+
+@dataclass(frozen=True)
+class Decision:
+    index: int
+    known_tokens: int
+
+
+def choose(chain: PrefixChain, workers: list[Worker]) -> Decision:
+    worker, known_tokens = choose_from(chain, workers)
+    return Decision(worker.index, known_tokens)
 
 
 def prompt(first: int, blocks: int = 4) -> PrefixChain:
     return PrefixChain(list(range(first, first + blocks * BLOCK_TOKENS)))
 
 
-def candidate(index: int, *held: PrefixChain, running: int = 0, last_used: int = 0, capacity: int = 4) -> Candidate:
+def candidate(index: int, *held: PrefixChain, running: int = 0, last_run: int = 0, capacity: int = 4) -> Worker:
     belief = CacheBelief(capacity)
     for chain in held:
         belief.hold(chain)
-    return Candidate(index, running, last_used, belief)
-
-
-def test_nobody_is_chosen_from_nobody() -> None:
-    assert choose(prompt(0), []) is None
+    return Worker(index, running, last_run, belief)
 
 
 def test_the_worker_that_holds_the_prefix_is_chosen_and_what_it_holds_is_told() -> None:
@@ -33,7 +49,7 @@ def test_the_longer_prefix_wins() -> None:
 def test_a_prefix_held_by_a_worker_that_is_no_candidate_attracts_nothing() -> None:
     holder = candidate(0, prompt(0))
     assert choose(prompt(0), [candidate(1), candidate(2)]) == Decision(1, 0)
-    assert holder.belief.known_tokens(prompt(0)) == 256
+    assert holder.belief.weigh(prompt(0)) == (256, 0)
 
 
 def test_a_prefix_outweighs_a_little_load_and_not_much_load() -> None:
@@ -64,18 +80,11 @@ def test_going_on_with_a_held_conversation_pushes_nothing_out() -> None:
     assert choose(prompt(0, 5), [full, candidate(1)]) == Decision(0, 256)
 
 
-def test_equal_workers_take_turns() -> None:
-    last_used = [0, 0, 0]
-    chosen = []
-    for hand_over in range(1, 10):
-        decision = choose(PrefixChain([1, 2, 3]), [candidate(i, last_used=last_used[i]) for i in range(3)])
-        assert decision is not None
-        last_used[decision.index] = hand_over
-        chosen.append(decision.index)
-    assert chosen == [0, 1, 2] * 3
-    assert Counter(chosen) == {0: 3, 1: 3, 2: 3}
+def test_of_equal_workers_the_one_whose_run_ended_longest_ago_is_chosen() -> None:
+    workers = [candidate(0, last_run=24), candidate(1, last_run=8), candidate(2, last_run=16)]
+    assert choose(PrefixChain([1, 2, 3]), workers) == Decision(1, 0)
 
 
 def test_the_decision_does_not_depend_on_the_order_of_candidates() -> None:
-    candidates = [candidate(0, running=1), candidate(1, prompt(0, 2)), candidate(2, last_used=5)]
-    assert choose(prompt(0), candidates) == choose(prompt(0), reversed(candidates))
+    candidates = [candidate(0, running=1), candidate(1, prompt(0, 2)), candidate(2, last_run=5)]
+    assert choose(prompt(0), candidates) == choose(prompt(0), candidates[::-1])

@@ -14,7 +14,7 @@ def make(requests: int = 3, tokens: int = 1000) -> WaitingQueue:
 
 
 def reserve(queue: WaitingQueue, tokens: int = 1, free_capacity: int = 0) -> None:
-    queue.reserve(tokens, free_capacity=free_capacity, retry_after_s=2.5)
+    queue.reserve(tokens, free_capacity=free_capacity, retry_after_s=lambda: 2.5)
 
 
 def test_it_is_full_by_requests_waiting_and_reserved_together() -> None:
@@ -57,7 +57,7 @@ def test_one_prompt_longer_than_the_limit_is_taken_when_nothing_waits() -> None:
 
 def test_a_reservation_is_given_back_once_however_often_it_is_released() -> None:
     queue = make(requests=1, tokens=10)
-    reservation = queue.reserve(10, free_capacity=0, retry_after_s=1.0)
+    reservation = queue.reserve(10, free_capacity=0, retry_after_s=lambda: 1.0)
     held = [reservation.is_held]
     for _ in range(3):
         reservation.release()
@@ -69,7 +69,7 @@ def test_a_reservation_is_given_back_once_however_often_it_is_released() -> None
 
 def test_a_reservation_takes_the_size_that_tokenising_found() -> None:
     queue = make(requests=10, tokens=100)
-    reservation = queue.reserve(10, free_capacity=0, retry_after_s=1.0)
+    reservation = queue.reserve(10, free_capacity=0, retry_after_s=lambda: 1.0)
     reservation.resize(90)
     with pytest.raises(Overloaded):
         reserve(queue, tokens=11)
