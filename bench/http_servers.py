@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from workers.decoder import die_with_parent
+
 ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 10.0
@@ -155,6 +157,7 @@ def _running(name: str, command: Sequence[str], *, ready: str, libraries: Path |
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )
         server = Server(name=name, address="127.0.0.1", port=port, process=process)
         try:
