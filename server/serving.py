@@ -34,6 +34,10 @@ from workers.snapshot import WorkerSnapshot
 logger = logging.getLogger("ringfence.server")
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""An idle connection stays open for longer than the 5 s of httpx (and so of OpenAI's SDK) and the 60 s of proxies: they
+close theirs first, and no request meets a connection that is just being closed here. Where connections run out, idle ones
+make room."""
 ANSWERS_S = 2.0  # after the drain: time in which the last answers and error events leave
 AT_ONCE_S = 1.5  # after a second signal: time that the pool has; what it leaves dies with this process
 SWITCH_S = 0.001  # the event loop gets the interpreter back from a text thread this soon (Python's default is 5 ms)
@@ -139,6 +143,7 @@ def http_server(service: Service) -> HTTPServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(ANSWERS_S),
             backlog=BACKLOG,
         )

@@ -313,6 +313,11 @@ async def test_a_huge_body_is_refused_by_its_header_alone() -> None:
         peer.close()
 
 
+async def test_idle_connections_outlive_those_of_clients_and_proxies() -> None:
+    async with running() as server:
+        assert server.server.config.timeout_keep_alive > 60
+
+
 async def test_a_connection_serves_one_request_after_the_other() -> None:
     async with running(FakePool(Script(ids=ids_of("ab")))) as server:
         peer = await server.connect()
