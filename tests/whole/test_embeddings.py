@@ -1,6 +1,8 @@
 """POST /v1/embeddings through OpenAI's SDK: over scripted decoders, and over the built-in one."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -53,6 +55,21 @@ async def test_a_client_that_leaves_stops_its_embeddings(server: Scripted) -> No
         peer.leave("rst")
         assert max(await server.stops(server.stage.events("EMB")[embs:])) - left < STOP_S
     assert len(server.stage.events("EMB")) == embs + 4, "nothing more of it was run"
+
+
+async def test_embeddings_go_on_in_the_decoder_that_takes_a_killed_ones_place(server: Scripted) -> None:
+    markers = [new_marker() for _ in range(10)]
+    embs = len(server.stage.events("EMB"))
+    given = [echo_prompt(marker, prefill_ms=150) for marker in markers]
+    asking = asyncio.create_task(server.call("POST", "/v1/embeddings", {"input": given}))
+    await server.until(lambda: len(server.stage.events("EMB")) == embs + 4, "all slots taken")
+    (worker,) = (await server.status())["workers"]
+    os.kill(worker["decoder_pid"], signal.SIGKILL)
+    status, answer = await asking
+    assert status == 200, answer
+    got = np.array([item["embedding"] for item in answer["data"]], np.float32)
+    assert np.array_equal(got, np.array([vector_of(marker) for marker in markers], np.float32))
+    await server.until_status(lambda status: status["workers"][0]["state"] == "ready", "its replacement")
 
 
 async def test_a_decoder_that_makes_none_is_named(tmp_path: Path) -> None:
