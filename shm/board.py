@@ -60,6 +60,7 @@ class Word(IntEnum):
     DECODER_DEATHS = 23
     BACKOFF_UNTIL_NS = 24  # CLOCK_MONOTONIC of the next decoder start, while in BACKOFF
     DECODER_EXIT = 25  # status of the last dead decoder plus 1024 (negative: signal), 0 for none
+    DECODER_EXIT_KIND = 28  # which of workers.exits.ExitKind, by place
     REPLACEMENTS = 26  # decoder replacements carried out on order
     CHANGES = 27  # grows with every change of state or capacity: only then the server looks at the rest
 
@@ -136,6 +137,7 @@ class BoardSnapshot:
     decoder_deaths: int
     backoff_until_ns: int
     decoder_exit: int
+    decoder_exit_kind: int
     replacements: int
     changes: int
 

@@ -24,6 +24,11 @@ class ExitKind(StrEnum):
     STOPPED = "stopped"  # SIGSTOP from outside, for which we ended it
     BROKEN = "broken"  # it said itself that it can't go on
 
+    @property
+    def place(self) -> int:
+        """Its number on a board."""
+        return list(ExitKind).index(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
@@ -44,16 +49,13 @@ STOPPED = Exit(ExitKind.STOPPED, "stopped from outside (SIGSTOP)")
 
 
 def classify(status: int, lines: Sequence[str], *, oom_kills: int = 0) -> Exit:
-    """Name an end. status: as subprocess gives it (negative: signal), -SIGSTOP for what we found stopped and killed.
-    oom_kills: that the kernel did meanwhile."""
+    """Name an end. status: as subprocess gives it (negative: signal). oom_kills: that the kernel did meanwhile."""
     last = next((line for line in reversed(lines) if line.strip()), "")
     told = f"; last line: {last[:200]}" if last else ""
     if status == -signal.SIGKILL and oom_kills > 0:
         return Exit(ExitKind.OUT_OF_MEMORY, f"killed by the kernel for want of memory (SIGKILL){told}")
     if status in (-signal.SIGKILL, -signal.SIGTERM):
         return Exit(ExitKind.KILLED, f"killed from outside by {signal.Signals(-status).name}{told}")
-    if status == -signal.SIGSTOP:
-        return STOPPED
     if status == 0:
         return Exit(ExitKind.CLEAN, f"exited by itself with code 0{told}")
     how = f"died of {_signal_name(-status)}" if status < 0 else f"exited with code {status}"
@@ -79,16 +81,20 @@ def _signal_name(number: int) -> str:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory so far: the machine's count, or this cgroup's."""
-    return max(_counter(Path("/proc/vmstat")), _counter(_cgroup() / "memory.events"))
+    """Processes that the kernel has killed for want of memory so far: in our cgroup, or on the machine where it has no count.
+
+    Another container's are not ours: a SIGKILL taken for an out-of-memory kill would blame the turns it ended.
+    """
+    own = _counter(_cgroup() / "memory.events")
+    return _counter(Path("/proc/vmstat")) or 0 if own is None else own
 
 
-def _counter(path: Path) -> int:
+def _counter(path: Path) -> int | None:
     try:
         text = path.read_text()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
+        return None
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
 
 
 def _cgroup() -> Path:

@@ -10,7 +10,6 @@ it is broken.
 """
 
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -269,10 +268,10 @@ class DecoderKeeper:
         board = self._board
         for word in (Word.CAPACITY, Word.DECODER_PID, Word.KV_CELLS_USED):
             board.set(word, 0)
+        board.set(Word.DECODER_EXIT_KIND, ExitKind.KILLED.place if is_own_wish else reason.kind.place)
         if not is_own_wish:
             board.error.write(reason.text)
-            told = -signal.SIGSTOP if reason.kind is ExitKind.STOPPED else status
-            board.set(Word.DECODER_EXIT, told + 1024)
+            board.set(Word.DECODER_EXIT, status + 1024)
             board.add(Word.DECODER_DEATHS)
         self._conversation.end_all(Exit(ExitKind.KILLED, reason.text) if is_own_wish else reason)  # nobody's fault
         note(self._settings.index, f"decoder ended: {reason}")

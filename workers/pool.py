@@ -29,7 +29,6 @@ from workers.errors import (
     EngineFailed,
     NonFinite,
     NoWorkers,
-    Overloaded,
     PoisonRequest,
     PromptTooLong,
     RingfenceError,
@@ -156,13 +155,7 @@ class Pool:
         if self.is_draining:
             raise ShuttingDown
         self._require_workers()
-        try:
-            return self._queue.reserve(
-                prompt_tokens, free_capacity=self._free_capacity(), retry_after_s=self.retry_after_s
-            )
-        except Overloaded:
-            self._counts["rejected"] += 1
-            raise
+        return self._queue.reserve(prompt_tokens, free_capacity=self._free_capacity(), retry_after_s=self.retry_after_s)
 
     def submit(self, request: GenerationRequest, reservation: Reservation | None = None) -> Turn:
         """Queue a request, and give it to a worker at once when one is free. Takes over the reservation.
@@ -216,14 +209,10 @@ class Pool:
     def _require_workers(self) -> None:
         if any(replica.is_serving or replica.is_asleep for replica in self.replicas):
             return
-        if self.settings.wait_for_workers_s > 0 and any(not self._is_held(replica) for replica in self.replicas):
+        if self.settings.wait_for_workers_s > 0:
             return
         reasons = tuple(f"worker {replica.index}: {replica.state}, {replica.reason()}" for replica in self.replicas)
         raise NoWorkers(reasons, 2.0)
-
-    @staticmethod
-    def _is_held(replica: Replica) -> bool:
-        return replica.is_cordoned or replica.is_draining
 
     def _require_capabilities(self, request: GenerationRequest) -> None:
         sampling = request.sampling
@@ -537,6 +526,7 @@ class Pool:
         now = time.monotonic()
         counts = {
             **self._counts,
+            "rejected": self._queue.rejected,
             "worker_hangs": sum(replica.hangs for replica in self.replicas),
             "stale_records": sum(r.stale_total + (r.incarnation.stale if r.incarnation else 0) for r in self.replicas),
         }

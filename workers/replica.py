@@ -324,7 +324,8 @@ class Replica:
         assert incarnation is not None
         status = incarnation.exit_status() or 0
         reason = classify(status, self.stderr, oom_kills=oom_kills() - self._oom_kills)
-        _log.warning("worker=%d incarnation=%d exited reason=%r", self.index, incarnation.number, reason.text)
+        level = logging.INFO if self.supervisor.is_ended_by_us else logging.WARNING
+        _log.log(level, "worker=%d incarnation=%d exited reason=%r", self.index, incarnation.number, reason.text)
         self._perform(self.supervisor.exited(time.monotonic(), reason.text))
         self._listener.on_capacity()
 
@@ -420,15 +421,9 @@ class Replica:
         self._seen_deaths = board.get(Word.DECODER_DEATHS)
         self.belief.forget()
         lost, self._lost = self._lost, []
-        is_external = all(result.finish is Finish.KILLED for _, result in lost) if lost else False
         text = lost[0][1].error if lost else board.error.read()
+        exit_ = Exit(list(ExitKind)[board.get(Word.DECODER_EXIT_KIND)], text)
         status = board.get(Word.DECODER_EXIT) - 1024
-        kind = classify(status, self.stderr).kind
-        if is_external and kind is not ExitKind.STOPPED:
-            kind = ExitKind.KILLED
-        if lost and kind is ExitKind.KILLED and not is_external:
-            kind = ExitKind.BROKEN  # the SIGKILL was the worker's own: it had condemned its decoder
-        exit_ = Exit(kind, text)
         self.decoder_deaths += 1
         self._tell_death(incarnation, exit_, [lease for lease, _ in lost], is_worker=False, status=status)
 

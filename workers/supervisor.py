@@ -63,6 +63,11 @@ class Supervisor:
     _is_ordered: bool = False
     _sweep_since: float = 0.0
 
+    @property
+    def is_ended_by_us(self) -> bool:
+        """Whether its end is what the pool or an operator asked for."""
+        return self.is_stopping or self._is_ordered
+
     def tick(self, now: float) -> list[Action]:
         """Time has passed: what is due."""
         if self.due_s is None or now < self.due_s:

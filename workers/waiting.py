@@ -15,8 +15,9 @@ from workers.job import Job
 class Reservation:
     """A place in the queue for a request that is still being prepared. `release` may be called any number of times."""
 
-    def __init__(self, queue: "WaitingQueue", tokens: int) -> None:
+    def __init__(self, queue: "WaitingQueue", tokens: int, retry_after_s: Callable[[], float]) -> None:
         self._queue: WaitingQueue | None = queue
+        self._retry_after_s = retry_after_s
         self.tokens = tokens
 
     def __repr__(self) -> str:
@@ -27,9 +28,14 @@ class Reservation:
         return self._queue is not None
 
     def resize(self, tokens: int) -> None:
-        """The prompt turned out to have this many tokens."""
-        if self._queue is not None:
-            self._queue.reserved_tokens += tokens - self.tokens
+        """The prompt turned out to have this many tokens. Raises Overloaded, and holds nothing, when they are too many."""
+        queue = self._queue
+        if queue is None:
+            return
+        if tokens > self.tokens and not queue.has_room(tokens, besides=self.tokens):
+            self.release()
+            raise queue.refusal("prompt tokens", queue.token_limit, self._retry_after_s)
+        queue.reserved_tokens += tokens - self.tokens
         self.tokens = tokens
 
     def release(self) -> None:
@@ -48,6 +54,7 @@ class WaitingQueue:
         self.tokens = 0
         self.reserved = 0
         self.reserved_tokens = 0
+        self.rejected = 0
         self._returned: list[Job] = []  # by time of submission; at most the running turns of the workers that died
         self._new: OrderedDict[int, Job] = OrderedDict()
 
@@ -67,13 +74,22 @@ class WaitingQueue:
         Raises Overloaded when the queue is full by requests, or by prompt tokens.
         """
         if len(self) + self.reserved >= self.request_limit + free_capacity:
-            raise Overloaded("requests", self.request_limit, retry_after_s())
-        held = self.tokens + self.reserved_tokens
-        if held and held + tokens > self.token_limit:
-            raise Overloaded("prompt tokens", self.token_limit, retry_after_s())
+            raise self.refusal("requests", self.request_limit, retry_after_s)
+        if not self.has_room(tokens):
+            raise self.refusal("prompt tokens", self.token_limit, retry_after_s)
         self.reserved += 1
         self.reserved_tokens += tokens
-        return Reservation(self, tokens)
+        return Reservation(self, tokens, retry_after_s)
+
+    def has_room(self, tokens: int, *, besides: int = 0) -> bool:
+        """Whether so many prompt tokens fit, `besides` that many which are their own. A request alone always fits."""
+        held = self.tokens + self.reserved_tokens - besides
+        return not held or held + tokens <= self.token_limit
+
+    def refusal(self, bound: str, limit: int, retry_after_s: Callable[[], float]) -> Overloaded:
+        """The error for a request that found the queue full, counted."""
+        self.rejected += 1
+        return Overloaded(bound, limit, retry_after_s())
 
     def append(self, job: Job) -> None:
         """Last in line."""

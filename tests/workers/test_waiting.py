@@ -122,3 +122,19 @@ def test_the_age_is_that_of_the_first_in_line() -> None:
     assert queue.oldest_s(10.0) == 2.0
     queue.put_back(make_job(submitted_s=3.0))
     assert queue.oldest_s(10.0) == 7.0
+
+
+def test_a_prompt_that_turns_out_longer_than_the_queue_bears_is_refused_and_gives_its_place_back() -> None:
+    queue = make(requests=9, tokens=100)
+    reserve(queue, 60)
+    reservation = queue.reserve(30, free_capacity=0, retry_after_s=lambda: 1.0)
+    with pytest.raises(Overloaded) as full:
+        reservation.resize(50)
+    assert full.value.bound == "prompt tokens"
+    assert (queue.reserved, queue.reserved_tokens, queue.rejected) == (1, 60, 1)
+
+
+def test_a_request_alone_may_have_any_length() -> None:
+    queue = make(tokens=100)
+    queue.reserve(30, free_capacity=0, retry_after_s=lambda: 1.0).resize(5000)
+    assert queue.reserved_tokens == 5000
