@@ -134,16 +134,6 @@ class DecoderProcess:
         self.kill()
         return self._process.wait()
 
-    def is_group_gone(self) -> bool:
-        """Whether no process of the decoder's group is left; ask after `reap`."""
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return True  # the number belongs to somebody else by now
-        return False
-
     def close(self) -> None:
         """Close every descriptor; the process must have been reaped."""
         self.close_stdin()

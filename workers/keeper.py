@@ -26,6 +26,7 @@ from native.protocol import (
     parse_ready,
 )
 from shm.board import Board, Word, WorkerState
+from workers import session
 from workers.backoff import Backoff
 from workers.conversation import Conversation
 from workers.decoder import DecoderProcess, read_available
@@ -36,6 +37,7 @@ from workers.stderr import StderrTail
 
 BUSY_SHARE = 0.3  # of the last tick: a decoder that computes this much is not merely silent
 SOLO_HEADROOM = 8  # tokens: Strata refuses prompt + max_new + 8 > context (../shared/decoder-protocol.md)
+CLEAR_LIMIT_S, CLEAR_LOOK_S = 30.0, 0.05
 _STDERR_DRAIN_LINES = 100_000
 
 
@@ -62,6 +64,8 @@ class DecoderKeeper:
         self._kill_at_s: float | None = None  # a decoder that was asked to end is killed then
         self._heard_s = 0.0  # last life sign while loading
         self._was_stopped = False
+        self._last_group: int | None = None  # of the last decoder, until it is known to be empty
+        self._ended_s = 0.0
         self._oom_kills = 0
         self._cpu_mark = (0.0, 0.0)
 
@@ -247,6 +251,7 @@ class DecoderKeeper:
         self._stderr.finish()
         decoder.close()
         self.decoder = None
+        self._last_group, self._ended_s = decoder.pid, time.monotonic()
         reason = self._condemned
         if reason is None:
             reason = classify(status, self._stderr.lines, oom_kills=oom_kills() - self._oom_kills)
@@ -293,9 +298,26 @@ class DecoderKeeper:
         if self.decoder is not None:
             self._check(self.decoder, now)
         elif self.start_at_s is not None and now >= self.start_at_s:
-            self.start(now)
+            if self._is_clear(now):
+                self.start(now)
         elif self.start_at_s is not None:
             self._loop.soon(self.start_at_s)
+
+    def _is_clear(self, now: float) -> bool:
+        """Whether nothing of the last decoder's group is left: it may hold the memory that the next one needs.
+
+        The wait is bounded, since what does not end may as well hold nothing; then the log names it.
+        """
+        if self._last_group is None:
+            return True
+        left = session.group_members(self._last_group)
+        if left and now - self._ended_s < CLEAR_LIMIT_S:
+            self._loop.soon(now + CLEAR_LOOK_S)
+            return False
+        if left:
+            note(self._settings.index, f"starting although processes of the last decoder do not end: {left}")
+        self._last_group = None
+        return True
 
     def _check(self, decoder: DecoderProcess, now: float) -> None:
         if self._kill_at_s is not None:

@@ -9,8 +9,7 @@ A process that leaves the session on purpose (setsid) is not found; decoders don
 
 import os
 import signal
-
-import psutil
+from collections.abc import Callable
 
 
 def members(leader: int) -> list[int]:
@@ -18,10 +17,19 @@ def members(leader: int) -> list[int]:
 
     Raises OSError when this process has no descriptor left to look with: then nothing is known of the session.
     """
+    return _living(os.getsid, leader)
+
+
+def group_members(leader: int) -> list[int]:
+    """The same for a process group."""
+    return _living(os.getpgid, leader)
+
+
+def _living(belongs_to: Callable[[int], int], leader: int) -> list[int]:
     found = []
-    for pid in psutil.pids():
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            if os.getsid(pid) == leader and not _is_zombie(pid):
+            if belongs_to(pid) == leader and not _is_zombie(pid):
                 found.append(pid)
         except (ProcessLookupError, PermissionError):
             continue
