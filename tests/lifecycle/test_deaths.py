@@ -61,7 +61,6 @@ async def test_32_requests_at_every_waiting_point_survive_their_worker(two: Scen
     requests = [asyncio.create_task(two.exact(call)) for call in calls]
     await two.running(8)
     two.signal(await two.worker(0), "pid")
-    await asyncio.sleep(0)
     stalled = asyncio.gather(*requests)
     while not stalled.done():  # those that stall on the other worker need its death too
         try:
@@ -77,8 +76,13 @@ async def test_a_chat_goes_on_after_a_death_as_if_there_were_none(two: Scene) ->
     body = {"messages": [{"role": "user", "content": "tell"}], "max_tokens": 80}
     whole = await two.ask(raw("/v1/chat/completions", body))
     two.stage.script(rules=[{"when": {"resumed": False}, "stall_at": 50}])
-    request = asyncio.create_task(two.ask(raw("/v1/chat/completions", {**body, "stream": True})))
-    await two.running(1)
+    progress = Progress()
+    request = asyncio.create_task(two.ask(raw("/v1/chat/completions", {**body, "stream": True}), progress))
+
+    async def has_come() -> bool:
+        return progress.pieces > 0
+
+    await two.until(has_come)
     busy = next(worker for worker in (await two.server.status())["workers"] if worker["running"])
     two.signal(busy, "decoder_pid")
     answer = await request
