@@ -7,6 +7,11 @@ namespace ringfence {
 
 namespace {
 
+constexpr int64_t short_prompt_tokens = 512;
+constexpr int64_t min_long_tokens = 8;  // of a step: a long prompt gets on beside any number of short ones
+
+int64_t unread(const Slot& slot) { return int64_t(slot.request.ids.size() - slot.cells.size()); }
+
 // A copy between separate caches moves all their cells, so it must be worth it.
 AdmissionRules rules_for(const llama_model* model, const Options& options) {
     const bool is_recurrent = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
@@ -85,20 +90,28 @@ int64_t Engine::take_streams() {
     return count;
 }
 
-// Prompts in order of admission share the step's budget.
+// Prompts of which little is left go first, with a budget of their own, so that none waits behind a long one; then the others
+// with what the pace leaves, and a few tokens always. Within each, in order of admission.
 int64_t Engine::take_prompts(int64_t decode_tokens) {
     std::vector<Slot*> readers;
     for (Slot& slot : slots_) {
         if (slot.phase == Slot::Phase::reading) readers.push_back(&slot);
     }
-    std::sort(readers.begin(), readers.end(), [](const Slot* a, const Slot* b) { return a->admitted < b->admitted; });
+    std::sort(readers.begin(), readers.end(), [](const Slot* a, const Slot* b) {
+        const bool is_long_a = unread(*a) > short_prompt_tokens, is_long_b = unread(*b) > short_prompt_tokens;
+        return is_long_a != is_long_b ? is_long_b : a->admitted < b->admitted;
+    });
     const int64_t room = options_.batch - options_.slots;
-    const int64_t budget =
-        std::max<int64_t>(1, std::min(room, decode_tokens > 0 ? pace_.budget_tokens() : options_.ubatch));
-    int64_t count = 0;
+    const int64_t alone = options_.ubatch;
+    int64_t count = 0, short_count = 0;
     for (Slot* slot : readers) {
-        slot->taken = int32_t(std::min(budget - count, int64_t(slot->request.ids.size() - slot->cells.size())));
+        const bool is_long = unread(*slot) > short_prompt_tokens;
+        const int64_t paced = is_long ? std::max(pace_.budget_tokens(), short_count + min_long_tokens)
+                                      : pace_.short_budget_tokens();
+        const int64_t budget = std::max<int64_t>(1, std::min(room, decode_tokens > 0 ? paced : alone));
+        slot->taken = int32_t(std::max<int64_t>(0, std::min(budget - count, unread(*slot))));
         count += slot->taken;
+        if (!is_long) short_count = count;
     }
     return count;
 }
