@@ -152,6 +152,15 @@ class Scene:
         assert kill(victim, number)
         return pid
 
+    async def replaced(self, worker: dict[str, Any], whose: str) -> dict[str, Any]:
+        """The worker once it serves with another process in place of the one that was there."""
+
+        async def look() -> dict[str, Any] | None:
+            now = await self.worker(worker["index"])
+            return now if now["is_serving"] and now[whose] != worker[whose] else None
+
+        return await self.until(look, what=f"{whose} {worker[whose]} is replaced")
+
     def gone(self, limit_s: float = 10.0, *, but: Sequence[int] = ()) -> None:
         """Nothing that came of the server is left, within the limit."""
         deadline = time.monotonic() + limit_s

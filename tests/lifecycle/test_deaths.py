@@ -68,6 +68,7 @@ async def test_32_requests_at_every_waiting_point_survive_their_worker(two: Scen
         except TimeoutError:
             for worker in (await two.serving())["workers"]:
                 two.signal(worker, "decoder_pid")
+                await two.replaced(worker, "decoder_pid")
     await two.idle()
 
 

@@ -86,17 +86,23 @@ async def outage(scene: Scene, limit_s: float) -> None:
 
 
 async def test_kills_without_traffic_and_during_the_restart_leave_no_trace_in_health(one: Scene) -> None:
+    worker = (await one.serving())["workers"][0]
     for index in range(6):
-        await one.serving()
-        one.signal(await one.worker(), "pid" if index % 2 else "decoder_pid")
+        whose = "pid" if index % 2 else "decoder_pid"
+        one.signal(worker, whose)
         if index >= 4:  # and once more while it comes back
+            killed = worker[whose]
 
-            async def coming_back() -> dict[str, Any] | None:
-                worker = await one.worker()
-                return worker if worker["state"] in ("starting", "loading") and worker["pid"] else None
+            async def coming_back(whose: str = whose, killed: int = killed) -> dict[str, Any] | None:
+                found = await one.worker()
+                is_coming = found["state"] in ("starting", "loading") and found["pid"] and found[whose] != killed
+                return found if is_coming else None
 
-            one.signal(await one.until(coming_back), "pid")
-        await one.health(200)
+            worker = await one.until(coming_back)
+            whose = "pid"
+            one.signal(worker, whose)
+        worker = await one.replaced(worker, whose)
+        assert (await one.fetch("/health"))[0] == 200
     await one.exact(echo(20))
     await one.idle()
 
