@@ -42,7 +42,7 @@ from workers.incarnation import Lease
 from workers.incidents import IncidentLog
 from workers.job import Job
 from workers.operations import Operations
-from workers.prefix import BLOCK_TOKENS, PrefixChain
+from workers.prefix import PrefixChain
 from workers.replica import Death, Replica
 from workers.request import FinishReason, GenerationRequest, RequestKind, TurnResult
 from workers.router import RUN, choose
@@ -426,8 +426,7 @@ class Pool:
         if lease.turn.request.kind is RequestKind.EMBED:
             return
         replica.belief.correct(known_tokens=lease.known_tokens, cached_tokens=result.cached_tokens)
-        tokens = len(lease.turn.request.prompt) + len(lease.turn.ids) - 1
-        if lease.turn.ids and tokens // BLOCK_TOKENS > len(job.chain):
+        if len(lease.turn.ids) > 1:  # the last token was drawn and never read
             replica.belief.hold(job.chain.extended(lease.turn.ids[:-1]))
 
     def _complete(self, job: Job, finish: FinishReason) -> None:

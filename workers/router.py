@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from workers.prefix import CacheBelief, PrefixChain
 
 LOAD_TOKENS = 64
-EVICTION_WEIGHT = 0.5
+EVICTION_WEIGHT = 1.0
 RUN = 8
 
 

@@ -15,7 +15,7 @@ int64_t common_prefix(const std::vector<Token>& cells, const std::vector<Token>&
 
 bool is_continuation(int64_t reused, int64_t held, bool has_empty_slot) {
     const int64_t dropped = held - reused;
-    return reused > 0 && dropped <= 16 + (has_empty_slot ? reused / 8 : reused / 2);
+    return reused > 0 && dropped <= 16 + (has_empty_slot ? 0 : reused / 2);
 }
 
 }  // namespace

@@ -23,19 +23,21 @@ def evicted_tokens(belief: CacheBelief, chain: PrefixChain) -> int:
 
 
 def common_tokens(left: list[int], right: list[int]) -> int:
-    """Tokens of the common prefix, in whole blocks of both."""
-    limit = min(len(left), len(right)) // BLOCK_TOKENS
-    same = next((at for at in range(limit * BLOCK_TOKENS) if left[at] != right[at]), limit * BLOCK_TOKENS)
-    return same // BLOCK_TOKENS * BLOCK_TOKENS
+    """Tokens of the common prefix if it has a whole block, up to the block after the last whole one; else 0."""
+    limit = min(len(left), len(right))
+    same = next((at for at in range(limit) if left[at] != right[at]), limit)
+    return same if same >= BLOCK_TOKENS else 0
 
 
 @given(ids, st.lists(ids, max_size=5))
 @settings(deadline=None)
-def test_known_tokens_are_the_longest_common_prefix_in_whole_blocks(prompt: list[int], held: list[list[int]]) -> None:
+def test_known_tokens_are_the_longest_common_prefix_of_a_block_at_least(
+    prompt: list[int], held: list[list[int]]
+) -> None:
     belief = CacheBelief(100)
     for one in held:
         if len(PrefixChain(one)):
-            belief._chains.append(PrefixChain(one))
+            belief._held.append(PrefixChain(one))
     assert known_tokens(belief, PrefixChain(prompt)) == max((common_tokens(prompt, one) for one in held), default=0)
 
 
@@ -46,8 +48,8 @@ def test_a_belief_is_bounded_and_knows_what_it_took_last(held: list[list[int]], 
     for one in held:
         chain = PrefixChain(one)
         belief.hold(chain)
-        assert len(belief._chains) <= capacity
-        assert known_tokens(belief, PrefixChain(one)) == len(chain) * BLOCK_TOKENS
+        assert len(belief._held) <= capacity
+        assert known_tokens(belief, PrefixChain(one)) == (chain.tokens if len(chain) else 0)
 
 
 def test_a_decoder_that_keeps_nothing_is_not_believed_until_it_shows_otherwise() -> None:
@@ -87,11 +89,11 @@ def test_a_chain_is_computed_only_as_far_as_anybody_asks() -> None:
     assert "computed=1)" in repr(chain)
 
 
-def test_a_block_that_is_not_whole_counts_for_nothing() -> None:
+def test_a_sequence_without_a_whole_block_takes_a_slot_and_is_not_known() -> None:
     belief = CacheBelief(4)
     belief.hold(PrefixChain(range(BLOCK_TOKENS - 1)))
     assert known_tokens(belief, PrefixChain(range(BLOCK_TOKENS - 1))) == 0
-    assert len(belief._chains) == 0
+    assert "sequences=1" in repr(belief)
 
 
 def test_an_extended_conversation_replaces_itself_and_pushes_nothing_out() -> None:
@@ -103,6 +105,17 @@ def test_an_extended_conversation_replaces_itself_and_pushes_nothing_out() -> No
     assert known_tokens(belief, other) == 3 * BLOCK_TOKENS
     assert evicted_tokens(belief, PrefixChain(range(20 * BLOCK_TOKENS))) == 0
     assert evicted_tokens(belief, PrefixChain([5] * BLOCK_TOKENS)) == 3 * BLOCK_TOKENS
+
+
+def test_a_conversation_that_only_begins_alike_takes_a_slot_of_its_own() -> None:
+    system = list(range(3 * BLOCK_TOKENS))
+    belief = CacheBelief(2)
+    one, other, third = ([*system, *[id] * 200] for id in (1, 2, 3))
+    belief.hold(PrefixChain(one))
+    assert belief.weigh(PrefixChain(other)) == (len(system), 0)
+    belief.hold(PrefixChain(other))
+    assert known_tokens(belief, PrefixChain(one)) == len(one)
+    assert belief.weigh(PrefixChain(third)) == (len(system), len(one)), "a third would push the first out"
 
 
 def test_a_new_decoder_knows_nothing_and_a_smaller_one_less() -> None:

@@ -72,7 +72,7 @@ async def test_a_prefix_attracts_nothing_to_a_dead_worker_or_to_its_successor(st
             assert (await exact(turn)).worker == 1 - home
         await running.serving()
         assert (await running.generate(conversation, 3)).worker == 1 - home
-        assert "chains=0" in repr(running.replicas[home].belief)
+        assert "sequences=0" in repr(running.replicas[home].belief)
 
 
 async def test_a_hot_prefix_spills_over_when_its_worker_is_full(stage: Stage) -> None:
