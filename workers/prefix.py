@@ -11,6 +11,7 @@ count for nothing while results say that nothing is kept.
 from collections.abc import Sequence
 
 BLOCK_TOKENS = 64
+SLACK = 16  # tokens that the next turn of a conversation may drop (admission.cpp)
 MISSES = 3  # after which a decoder is not believed to keep anything
 
 
@@ -80,14 +81,24 @@ class CacheBelief:
         self._misses = 0
 
     def weigh(self, chain: PrefixChain) -> tuple[int, int]:
-        """Tokens of this prompt that the decoder need not read again, and tokens of others that it would push out."""
+        """Tokens of this prompt that the decoder need not read again, and the cost in tokens of what it would push out.
+
+        A conversation's next turn, or the same one once more, pushes nothing out. Another that would take the slot of one
+        with the same beginning (all slots being full) costs what that loses and half of what it has: so an edited
+        conversation stays while it keeps three times what it drops, and a new one with a common system prompt goes where
+        there is room.
+        """
         if not self._held or self._misses >= MISSES:
             return 0, 0
         best = self._longest(chain)
-        shared = 0 if best is None else best[1]
-        if len(self._held) < self._capacity or self._continued(best) is not None:
-            return shared, 0
-        return shared, self._held[0].tokens
+        if best is None:
+            return 0, 0 if len(self._held) < self._capacity else self._held[0].tokens
+        index, shared = best
+        if self._continued(best) is not None:
+            held = self._held[index].tokens
+            is_next_turn = held - shared <= SLACK or shared == chain.tokens
+            return shared, 0 if is_next_turn else held - shared + held // 2
+        return shared, 0 if len(self._held) < self._capacity else self._held[0].tokens
 
     def hold(self, chain: PrefixChain) -> None:
         """The decoder now holds this sequence: in place of the one it continues, else of the oldest when it is full."""
@@ -118,7 +129,7 @@ class CacheBelief:
             return None
         index, shared = best
         spare = 0 if len(self._held) < self._capacity else shared // 2
-        return index if self._held[index].tokens - shared <= 16 + spare else None
+        return index if self._held[index].tokens - shared <= SLACK + spare else None
 
     def _longest(self, chain: PrefixChain) -> tuple[int, int] | None:
         """(index, tokens in common) of the sequence that shares most with this one, a block at least."""
