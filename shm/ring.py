@@ -121,8 +121,8 @@ class RingReader(_Positions):
     def __repr__(self) -> str:
         return f"RingReader(read={self._words[self._read_at]}, fill={self.fill}, capacity={self._capacity})"
 
-    def drain(self) -> list[int]:
-        """Every published record, as a flat list of words (head, payload, head, payload, ...), and its room given back.
+    def drain(self, limit: int = 1 << 62) -> list[int]:
+        """Published records, at most `limit`, as a flat list of words (head, payload, ...), and their room given back.
 
         Raises ValueError when the positions cannot be (a fault of the worker; nothing is taken).
         """
@@ -137,6 +137,7 @@ class RingReader(_Positions):
             )
         with self._fence:
             pass
+        count = min(count, limit)
         start = read & self._mask
         first = min(count, self._capacity - start)
         at = self._first + 2 * start
@@ -145,7 +146,7 @@ class RingReader(_Positions):
             records += self._words[self._first : self._first + 2 * (count - first)].tolist()
         with self._fence:
             pass
-        self._words[self._read_at] = written
+        self._words[self._read_at] = read + count
         return records
 
     def last(self, count: int) -> list[tuple[int, int]]:

@@ -7,8 +7,9 @@ Rules
 - A lease joins a slot, a generation and a turn. A record is delivered only when all three agree; anything else is counted
   as stale and dropped.
 - A slot returns to the free list with the END record of its lease's own generation, never before.
-- The bell is cleared before the ring is read. A drain that took half the ring or more rings back, because the worker may
+- The bell is cleared before the ring is read. A drain of a ring that was half full or more rings back, because the worker may
   be holding records for want of room.
+- A full ring is delivered in portions, so that it holds up nobody else's request.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from workers.settings import WorkerSettings
 from workers.turn import Turn
 
 _ROOT = Path(__file__).resolve().parent.parent
+PORTION = 2048  # records delivered without a pause: 1 to 2 ms of the event loop
 _STDERR_READ_BYTES = 65536
 
 
@@ -216,7 +218,15 @@ class Incarnation:
     def on_bell(self) -> None:
         """The worker rang."""
         self._from_worker.clear()
-        self.drain()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """A portion of what the ring holds; the loop runs others in between when there is more."""
+        if self.pidfd < 0:
+            return
+        self.drain(PORTION)
+        if self.reader.fill:
+            self._loop.call_soon(self._deliver)
         if self._ended or self.board.get(Word.CHANGES) != self._seen_changes:
             # After those who were just woken have run: a token is waited for, the bookkeeping of an end is not.
             self._loop.call_soon(self._after_bell)
@@ -234,14 +244,15 @@ class Incarnation:
         for lease in ended:
             self._end(lease)
 
-    def drain(self) -> None:
-        """Deliver every published record."""
+    def drain(self, limit: int = 1 << 62) -> None:
+        """Deliver published records, at most `limit`."""
+        is_worker_short = 2 * self.reader.fill >= self.reader.capacity
         try:
-            records = self.reader.drain()
+            records = self.reader.drain(limit)
         except ValueError as error:
             self._owner.on_fault(str(error))
             return
-        if len(records) >= self.reader.capacity:  # two words a record: half the ring
+        if is_worker_short:
             self._to_worker.ring()
         leases = self.leases
         words = iter(records)
