@@ -13,53 +13,31 @@ import itertools
 import logging
 import random
 import time
-from collections import deque
 from typing import Any
 
 import msgspec
 
-from native.dialect import Info, words_of
 from shm.layout import Layout
 from shm.orders import Wanted
-from shm.slots import Finish, SlotResult
-from workers.blame import accuse, may_join
-from workers.errors import (
-    DeadlineExceeded,
-    DecoderRefused,
-    EngineFailed,
-    NonFinite,
-    NoWorkers,
-    PoisonRequest,
-    PromptTooLong,
-    RingfenceError,
-    ShuttingDown,
-    SlowClient,
-    Unsupported,
-    WorkerLost,
-)
-from workers.exits import ExitKind
-from workers.incarnation import Lease
-from workers.incidents import IncidentLog
+from workers.blame import may_join
+from workers.errors import DecoderRefused, PromptTooLong, ShuttingDown
 from workers.job import Job
+from workers.ledger import Ledger
 from workers.operations import Operations
 from workers.prefix import PrefixChain
-from workers.replica import Death, Replica
-from workers.request import FinishReason, GenerationRequest, RequestKind, TurnResult
+from workers.replica import Replica
+from workers.request import GenerationRequest, RequestKind
+from workers.roster import Roster
 from workers.router import RUN, choose
 from workers.settings import PoolSettings
-from workers.snapshot import Capabilities, PoolCounters, PoolSnapshot, QueueSnapshot
-from workers.turn import Turn, TurnState
+from workers.settlement import Settlement
+from workers.snapshot import Capabilities, PoolSnapshot, QueueSnapshot
+from workers.turn import Turn
 from workers.waiting import Reservation, WaitingQueue
 from workers.watchdog import Lag
 
 _log = logging.getLogger("ringfence.pool")
 
-_FINISHES = {
-    Finish.STOP: FinishReason.STOP,
-    Finish.LENGTH: FinishReason.LENGTH,
-    Finish.CANCEL: FinishReason.CANCEL,
-}
-_RETRY_LEAST_S, _RETRY_MOST_S = 1.0, 120.0
 _IDLE_WATCH_S = 1.0
 
 
@@ -71,24 +49,20 @@ class Pool:
         self._layout = Layout(slots=settings.slots, context=settings.context, ring_records=settings.ring_records)
         epochs = itertools.count(random.getrandbits(40) << 20 | 1)  # no two pools' segments can be mistaken
         self.replicas = tuple(Replica(worker, settings, self, epochs) for worker in settings.workers)
+        self._roster = Roster(self.replicas, settings)
         self.is_draining = False
         self._queue = WaitingQueue(request_limit=settings.queue_requests, token_limit=settings.queue_tokens)
-        self._jobs: dict[Turn, Job] = {}
-        self._counts: dict[str, int] = dict.fromkeys(PoolCounters.__dataclass_fields__, 0)
+        self._ledger = Ledger()
         self._hand_overs = 0
-        self._ends: deque[float] = deque(maxlen=64)
-        self._rates: deque[tuple[float, int]] = deque(maxlen=10)
         self._started_s = time.monotonic()
         self._watch_task: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
         self._lag = Lag(_IDLE_WATCH_S)
-        self._info: tuple[str, Info] = ("", Info())
         self._stop_now = asyncio.Event()
         self._context = settings.context
         self.operations = Operations(self.replicas, self.on_capacity)
-        self._incidents = IncidentLog(
-            settings.incidents_dir, kept=settings.incidents_kept, with_content=settings.incidents_with_content
-        )
+        self._settlement = Settlement(settings, self._roster, self._queue, self._ledger, self.on_capacity)
+        self.on_turn_ended = self._settlement.on_turn_ended
+        self.on_death = self._settlement.on_death
 
     def __repr__(self) -> str:
         return f"Pool(running={self.running}, waiting={len(self._queue)}, replicas={self.replicas!r})"
@@ -110,9 +84,9 @@ class Pool:
         """Finish what runs within `drain_s`, end the rest with ShuttingDown, and leave no process behind."""
         self.begin_drain()
         await self._drained(drain_s)
-        for job in list(self._jobs.values()):
+        for job in list(self._settlement.jobs.values()):
             self._drop(job)
-            self._end_with(job, ShuttingDown())
+            self._settlement.end_with(job, ShuttingDown())
         if self._watch_task is not None:
             self._watch_task.cancel()
         for replica in self.replicas:
@@ -121,7 +95,7 @@ class Pool:
             for replica in self.replicas:
                 replica.kill()
             await self._all_stopped(5.0)
-        await self._incidents.flush()
+        await self._settlement.incidents.flush()
 
     def stop_now(self) -> None:
         """A drain in progress ends at once."""
@@ -129,9 +103,12 @@ class Pool:
 
     async def _drained(self, drain_s: float) -> None:
         until = time.monotonic() + drain_s
-        while self._jobs and not self._stop_now.is_set() and (left := until - time.monotonic()) > 0:
-            self._idle.clear()
-            waiters = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(self._stop_now.wait())]
+        while self._settlement.jobs and not self._stop_now.is_set() and (left := until - time.monotonic()) > 0:
+            self._settlement.idle.clear()
+            waiters = [
+                asyncio.ensure_future(self._settlement.idle.wait()),
+                asyncio.ensure_future(self._stop_now.wait()),
+            ]
             await asyncio.wait(waiters, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for waiter in waiters:
                 waiter.cancel()
@@ -154,8 +131,10 @@ class Pool:
         """
         if self.is_draining:
             raise ShuttingDown
-        self._require_workers()
-        return self._queue.reserve(prompt_tokens, free_capacity=self._free_capacity(), retry_after_s=self.retry_after_s)
+        self._roster.require_workers()
+        return self._queue.reserve(
+            prompt_tokens, free_capacity=self._roster.free_capacity, retry_after_s=self.retry_after_s
+        )
 
     def submit(self, request: GenerationRequest, reservation: Reservation | None = None) -> Turn:
         """Queue a request, and give it to a worker at once when one is free. Takes over the reservation.
@@ -169,8 +148,8 @@ class Pool:
         if not has_place and (self.is_draining or not able):
             self.reserve(prompt_tokens=len(request.prompt)).release()
         job = self._admit(request)
-        self._counts["submitted"] += 1
-        self._jobs[job.turn] = job
+        self._ledger.add("submitted")
+        self._settlement.jobs[job.turn] = job
         if able:
             self._hand_over(job, able)
         else:
@@ -185,14 +164,14 @@ class Pool:
         if len(request.prompt) + (request.kind is RequestKind.GENERATE) > context:
             raise PromptTooLong(len(request.prompt), context)
         sampling = request.sampling
-        self._require_capabilities(request)
+        self._roster.require_capabilities(request)
         if sampling.temperature > 0 and sampling.seed == 0:
             sampling = msgspec.structs.replace(sampling, seed=random.getrandbits(32) or 1)
             request = msgspec.structs.replace(request, sampling=sampling)
         options = sampling.encode()
-        if len(options) > self._options_room():
+        if len(options) > self._layout.options_bytes:
             raise DecoderRefused(
-                f"grammar and logit_bias take {len(options)} bytes; {self._options_room()} is the most"
+                f"grammar and logit_bias take {len(options)} bytes; {self._layout.options_bytes} is the most"
             )
         turn = Turn(request)
         job = Job(turn, options, PrefixChain(request.prompt))
@@ -203,50 +182,13 @@ class Pool:
         turn.on_cancel(self._on_cancel)
         return job
 
-    def _options_room(self) -> int:
-        return self._layout.options_bytes
-
-    def _require_workers(self) -> None:
-        if any(replica.is_serving or replica.is_asleep for replica in self.replicas):
-            return
-        if self.settings.wait_for_workers_s > 0:
-            return
-        reasons = tuple(f"worker {replica.index}: {replica.state}, {replica.reason()}" for replica in self.replicas)
-        raise NoWorkers(reasons, 2.0)
-
-    def _require_capabilities(self, request: GenerationRequest) -> None:
-        sampling = request.sampling
-        if (
-            request.kind is RequestKind.GENERATE
-            and sampling.grammar is None
-            and sampling.logprobs is None
-            and not sampling.logit_bias
-        ):
-            return
-        able = self.capabilities
-        if not able.vocabulary and not any(replica.is_serving for replica in self.replicas):
-            return  # nobody has announced anything yet: the worker will say
-        if request.kind is RequestKind.EMBED and not able.embeddings:
-            raise Unsupported("embeddings")
-        if sampling.grammar is not None and not able.grammar:
-            raise Unsupported("grammar")
-        if sampling.logit_bias and not able.logit_bias:
-            raise Unsupported("logit_bias")
-        if sampling.logprobs is not None and not 0 < able.logprobs >= sampling.logprobs:
-            raise Unsupported("logprobs")
-
     def _wait(self, job: Job) -> None:
         self._queue.append(job)
         limit_s = job.turn.request.deadline_s
-        if self.settings.wait_for_workers_s and not any(replica.is_serving for replica in self.replicas):
+        if self.settings.wait_for_workers_s and not self._roster.is_serving:
             limit_s = min(limit_s, self.settings.wait_for_workers_s)
-        job.deadline = asyncio.get_running_loop().call_later(limit_s, self._expire, job)
+        job.deadline = asyncio.get_running_loop().call_later(limit_s, self._settlement.expire, job)
         self._wake_sleepers()
-
-    def _expire(self, job: Job) -> None:
-        if self._queue.remove(job):
-            self._counts["expired"] += 1
-            self._end_with(job, DeadlineExceeded(time.monotonic() - job.turn.submitted_s))
 
     # ---- turns: on -------------------------------------------------------------------------------------------------
 
@@ -256,7 +198,7 @@ class Pool:
         if not len(self._queue):
             return
         for job in self._queue:
-            if not self._free_capacity():
+            if not self._roster.free_capacity:
                 break
             if self._place(job):
                 self._queue.remove(job)
@@ -290,21 +232,17 @@ class Pool:
 
     def _wake_sleepers(self) -> None:
         """Requests wait and no awake worker has room: load one sleeping decoder, unless one is loading already."""
-        if not len(self._queue) or self._free_capacity() or any(replica.is_waking for replica in self.replicas):
+        if not len(self._queue) or self._roster.free_capacity or self._roster.is_waking:
             return
-        sleeper = next((replica for replica in self.replicas if replica.is_asleep), None)
-        if sleeper is not None:
-            _log.info("worker=%d loading its decoder on demand waiting=%d", sleeper.index, len(self._queue))
-            sleeper.wake()
-            if self._free_capacity():  # it had not heard of its unloading yet, and will not ring
-                asyncio.get_running_loop().call_soon(self.on_capacity)
+        if self._roster.wake_sleeper(len(self._queue)):
+            asyncio.get_running_loop().call_soon(self.on_capacity)
 
     def _on_cancel(self, turn: Turn) -> None:
-        job = self._jobs.get(turn)
+        job = self._settlement.jobs.get(turn)
         if job is None:
             return
         if self._queue.remove(job):
-            self._end_cancelled(job)
+            self._settlement.end_cancelled(job)
             self.on_capacity()
         elif turn.worker is not None:
             self.replicas[turn.worker].cancel(job)
@@ -314,221 +252,36 @@ class Pool:
         if not self._queue.remove(job) and job.turn.worker is not None:
             self.replicas[job.turn.worker].cancel(job)
 
-    # ---- turns: out ------------------------------------------------------------------------------------------------
-
-    def on_turn_ended(self, replica: Replica, lease: Lease, result: SlotResult) -> None:
-        """A turn's own end (called by its replica)."""
-        job, turn = lease.job, lease.turn
-        self._account(job, result)
-        if turn.state is TurnState.ENDED:
-            return
-        if turn.is_cancelled or result.finish is Finish.CANCEL:
-            if turn.request.kind is RequestKind.GENERATE:  # of an embedding, `generated` counts its numbers
-                job.unread = max(0, lease.first_token + result.generated - len(turn.ids))
-            self._end_cancelled(job)
-        elif result.finish in _FINISHES:
-            self._learn(replica, lease, result)
-            self._complete(job, _FINISHES[result.finish])
-        elif result.finish is Finish.REJECTED:
-            self._again(job)
-        elif result.finish is Finish.NONFINITE:
-            self._on_nonfinite(replica, lease)
-        elif result.finish is Finish.STALLED:
-            self._counts["slow_clients"] += 1
-            self._end_with(job, SlowClient(self.settings.workers[replica.index].stall_limit_s))
-        elif result.finish is Finish.ENGINE:
-            self._end_with(job, EngineFailed(replica.index, result.error))
-        elif result.error.startswith("busy") and job.runs < 3:
-            self._again(job)
-        elif result.error.startswith("unsupported "):
-            self._end_with(job, Unsupported(result.error.split()[1].rstrip(":")))
-        else:
-            self._end_with(job, DecoderRefused(result.error))
-
-    def on_death(self, replica: Replica, death: Death) -> None:
-        """A worker or decoder died (called by its replica): its turns go on elsewhere, but for a guilty one."""
-        if not replica.supervisor.is_stopping and (death.exit.kind is not ExitKind.CLEAN or death.leases):
-            self._counts["worker_deaths" if death.is_worker else "decoder_deaths"] += 1
-            self._incidents.record(death)
-        is_external = death.exit.is_external or death.is_worker
-        live = [lease for lease in death.leases if lease.turn.state is not TurnState.ENDED]
-        refused = [False] * len(live)
-        if not _is_chance(death):
-            refused = accuse(
-                [(lease.job.record, len(lease.turn.ids)) for lease in live],
-                is_external=is_external,
-                limit=self.settings.poison_limit,
-            )
-        for lease, is_refused in zip(live, refused, strict=True):
-            self._on_lost(lease, death, is_refused=is_refused)
-        if not death.is_worker and replica.is_waking and not any(other.is_serving for other in self.replicas):
-            self._give_up_waking(replica)
-
-    def _on_lost(self, lease: Lease, death: Death, *, is_refused: bool) -> None:
-        job, turn = lease.job, lease.turn
-        if turn.is_cancelled and death.exit.kind is ExitKind.BROKEN:
-            self._end_with(job, WorkerLost(death.replica, death.exit.text))
-        elif turn.is_cancelled:
-            self._end_cancelled(job)
-        elif turn.ids and turn.ids[-1] in self.settings.end_ids:
-            self._complete(job, FinishReason.STOP)
-        elif len(turn.ids) >= turn.request.max_new:
-            self._complete(job, FinishReason.LENGTH)
-        elif is_refused:
-            self._counts["poisoned"] += 1
-            deaths = max(job.record.deaths, job.record.idle_losses)
-            _log.error("request=%s refused: it was running when %d decoders died", turn.request.id, deaths)
-            self._end_with(job, PoisonRequest(deaths))
-        elif not self._fits(job):
-            self._end_with(
-                job, WorkerLost(death.replica, f"{death.exit.text}; it has grown too long to go on elsewhere")
-            )
-        else:
-            self._counts["moved"] += 1
-            turn.requeue()
-            self._again(job)
-
-    def _again(self, job: Job) -> None:
-        """To the front of the queue, with a new deadline."""
-        job.turn.state = TurnState.QUEUED
-        self._queue.put_back(job)
-        job.deadline = asyncio.get_running_loop().call_later(job.turn.request.deadline_s, self._expire, job)
-        asyncio.get_running_loop().call_soon(self.on_capacity)
-
-    def _on_nonfinite(self, replica: Replica, lease: Lease) -> None:
-        self._counts["nonfinite"] += 1
-        replica.belief.forget()
-        lease.job.nonfinite += 1
-        if len(lease.turn.ids) == lease.first_token and lease.job.nonfinite < 2:
-            self._again(lease.job)
-        else:
-            self._end_with(lease.job, NonFinite())
-
-    def _give_up_waking(self, replica: Replica) -> None:
-        replica.is_waking = False
-        for job in self._queue:
-            self._queue.remove(job)
-            self._end_with(
-                job, NoWorkers((f"worker {replica.index}: its decoder could not be loaded, {replica.reason()}",), 5.0)
-            )
-
-    def _account(self, job: Job, result: SlotResult) -> None:
-        if job.runs == 1:
-            job.cached_tokens = result.cached_tokens
-        job.prompt_us += result.prompt_us
-        job.decode_us += result.decode_us
-        job.drafts_accepted += result.drafts_accepted
-        job.drafts_offered += result.drafts_offered
-
-    def _learn(self, replica: Replica, lease: Lease, result: SlotResult) -> None:
-        """What the result says of the decoder's cache; that of an embedding says nothing."""
-        job = lease.job
-        if lease.turn.request.kind is RequestKind.EMBED:
-            return
-        replica.belief.correct(known_tokens=lease.known_tokens, cached_tokens=result.cached_tokens)
-        if len(lease.turn.ids) > 1:  # the last token was drawn and never read
-            replica.belief.hold(job.chain.extended(lease.turn.ids[:-1]))
-
-    def _complete(self, job: Job, finish: FinishReason) -> None:
-        self._counts["completed"] += 1
-        self._ends.append(time.monotonic())
-        self._finish(job, finish)
-
-    def _end_cancelled(self, job: Job) -> None:
-        self._counts["cancelled"] += 1
-        self._finish(job, FinishReason.CANCEL)
-
-    def _finish(self, job: Job, finish: FinishReason) -> None:
-        turn = job.turn
-        result = TurnResult(
-            finish=finish,
-            worker=-1 if turn.worker is None else turn.worker,
-            prompt_tokens=len(turn.request.prompt),
-            cached_tokens=min(job.cached_tokens, len(turn.request.prompt)),
-            generated=len(turn.ids) + job.unread,
-            queue_ms=turn.queue_ms,
-            prompt_ms=job.prompt_us / 1000,
-            decode_ms=job.decode_us / 1000,
-            drafts_accepted=job.drafts_accepted,
-            drafts_offered=job.drafts_offered,
-            moves=turn.moves,
-        )
-        if turn.started_s is not None:
-            self._counts["prompt_tokens"] += result.prompt_tokens
-            self._counts["cached_tokens"] += result.cached_tokens
-        self._counts["generated_tokens"] += result.generated
-        self._forget(job)
-        turn.end(result=result)
-
-    def _end_with(self, job: Job, error: RingfenceError) -> None:
-        self._counts["failed"] += 1
-        self._counts["generated_tokens"] += len(job.turn.ids)
-        self._forget(job)
-        job.turn.end(error=error)
-
-    def _forget(self, job: Job) -> None:
-        job.forget_deadline()
-        self._jobs.pop(job.turn, None)
-        if not self._jobs:
-            self._idle.set()
-
-    def _fits(self, job: Job) -> bool:
-        tokens = len(job.turn.request.prompt) + len(job.turn.ids)
-        return tokens < self.settings.context
-
     # ---- readings --------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        return sum(replica.running for replica in self.replicas)
-
-    def _free_capacity(self) -> int:
-        free = 0
-        for replica in self.replicas:
-            free += replica.free_capacity
-        return free
+        return self._roster.running
 
     @property
     def is_ready(self) -> bool:
         """Whether a request would be served: not draining, and a worker serves or can be loaded on demand."""
-        return not self.is_draining and any(replica.is_serving or replica.is_asleep for replica in self.replicas)
+        return not self.is_draining and self._roster.is_reachable
 
     @property
     def context(self) -> int:
-        """Longest prompt plus output in tokens that a ready worker takes; of the settings while none is ready."""
-        contexts = [replica.context for replica in self.replicas if replica.is_serving]
-        return min(max(contexts), self.settings.context) if contexts else self.settings.context
+        """Longest prompt plus output in tokens that a ready worker takes."""
+        return self._roster.context
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the first ready decoder announced; all run the same command."""
-        replica = next((replica for replica in self.replicas if replica.is_serving), None)
-        if replica is None or replica.incarnation is None:
-            return _capabilities(self._info[1])
-        text = replica.incarnation.board.info.read()
-        if text != self._info[0]:
-            self._info = (text, Info().merged(words_of(text.encode())))
-        return _capabilities(self._info[1])
+        return self._roster.capabilities
 
     def retry_after_s(self) -> float:
-        """When a place may be free, from the rate at which turns ended lately."""
-        if len(self._ends) < 2:
-            return _RETRY_LEAST_S
-        rate = (len(self._ends) - 1) / max(1e-3, time.monotonic() - self._ends[0])
-        return min(_RETRY_MOST_S, max(_RETRY_LEAST_S, (len(self._queue) + self._queue.reserved + 1) / rate))
+        """When a place in the queue may be free."""
+        return self._ledger.retry_after_s(time.monotonic(), len(self._queue) + self._queue.reserved)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Deaths of workers and decoders, newest first."""
-        return self._incidents.newest()
+        return self._settlement.incidents.newest()
 
     def snapshot(self) -> PoolSnapshot:
         now = time.monotonic()
-        counts = {
-            **self._counts,
-            "rejected": self._queue.rejected,
-            "worker_hangs": sum(replica.hangs for replica in self.replicas),
-            "stale_records": sum(r.stale_total + (r.incarnation.stale if r.incarnation else 0) for r in self.replicas),
-        }
         queue = self._queue
         return PoolSnapshot(
             workers=tuple(replica.snapshot() for replica in self.replicas),
@@ -540,21 +293,19 @@ class Pool:
                 token_limit=queue.token_limit,
                 oldest_s=queue.oldest_s(now),
             ),
-            counters=PoolCounters(**counts),
+            counters=self._ledger.counters(
+                rejected=queue.rejected,
+                worker_hangs=sum(replica.hangs for replica in self.replicas),
+                stale_records=sum(replica.stale_records for replica in self.replicas),
+            ),
             running=self.running,
             capacity=sum(r.free_capacity + r.running for r in self.replicas if r.is_serving),
             context=self.context,
             capabilities=self.capabilities,
             is_draining=self.is_draining,
             uptime_s=now - self._started_s,
-            tokens_per_s=self._tokens_per_s(),
+            tokens_per_s=self._ledger.tokens_per_s,
         )
-
-    def _tokens_per_s(self) -> float:
-        if len(self._rates) < 2:
-            return 0.0
-        (first_s, first), (last_s, last) = self._rates[0], self._rates[-1]
-        return max(0.0, (last - first) / max(1e-3, last_s - first_s))
 
     # ---- the watchdog's round --------------------------------------------------------------------------------------
 
@@ -569,8 +320,7 @@ class Pool:
                 _log.exception("a round of the watchdog failed; the next one is tried")
 
     def _watch_once(self, now: float) -> None:
-        tokens = sum(r.incarnation.board.snapshot().tokens_out for r in self.replicas if r.incarnation is not None)
-        self._rates.append((now, tokens))
+        self._ledger.read_tokens(now, self._roster.tokens_out)
         if self._lag.is_late(now):
             _log.warning("the watchdog's own round came late; it judges nobody this time")
             return
@@ -589,22 +339,3 @@ class Pool:
         ):
             _log.info("worker=%d unloading its decoder after %.0f idle seconds", replica.index, limit_s)
             replica.want(Wanted.UNLOAD)
-
-
-def _is_chance(death: Death) -> bool:
-    """Whether nothing that ran can have brought the death about: somebody stopped it, or killed the worker itself.
-
-    A decoder's SIGKILL is not chance: whoever watches over memory may send it because of what a request needs.
-    """
-    return death.exit.kind is ExitKind.STOPPED or (death.is_worker and death.exit.is_external)
-
-
-def _capabilities(info: Info) -> Capabilities:
-    return Capabilities(
-        logprobs=info.logprobs,
-        grammar=info.grammar,
-        logit_bias=info.logit_bias,
-        embeddings=info.embeddings,
-        resume=info.resume,
-        vocabulary=info.vocabulary,
-    )

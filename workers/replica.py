@@ -166,6 +166,16 @@ class Replica:
         return 0 if self.incarnation is None else self.incarnation.running
 
     @property
+    def tokens_out(self) -> int:
+        """Tokens of the present incarnation."""
+        return 0 if self.incarnation is None else self.incarnation.board.get(Word.TOKENS_OUT)
+
+    @property
+    def stale_records(self) -> int:
+        """Records for leases that were over, in all incarnations."""
+        return self.stale_total + (0 if self.incarnation is None else self.incarnation.stale)
+
+    @property
     def has_suspect(self) -> bool:
         return self.incarnation is not None and any(
             lease is not None and lease.job.is_suspect for lease in self.incarnation.leases

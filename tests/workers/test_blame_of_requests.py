@@ -123,11 +123,11 @@ async def test_nonfinite_makes_the_router_forget_what_the_decoder_held(stage: St
         conversation = echo_prompt(9, 640)
         first = await running.generate(conversation, 5)
         belief = running.replicas[first.worker].belief
-        assert "chains=1" in repr(belief)
+        assert "sequences=1" in repr(belief)
         await ended(running.submit([*conversation, *echo_prompt(1)], 5))
         stage.script(nonfinite_at=1)
         assert isinstance((await ended(running.submit(conversation, 5))).error, NonFinite)
-        assert "chains=0" in repr(belief)
+        assert "sequences=0" in repr(belief)
 
 
 async def test_a_request_that_the_decoder_refuses_says_nothing_against_the_decoder(stage: Stage) -> None:
