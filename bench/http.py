@@ -278,9 +278,9 @@ def print_report(report: Report) -> None:
 
 def print_targets(targets: Sequence[Target]) -> None:
     for target in targets:
-        measured = "not measured" if target.ratio is None else f"{target.ratio:.2f}"
+        measured = "nothing to compare with" if target.ratio is None else f"{target.ratio:.2f}"
         sign = ">=" if target.is_least else "<="
-        verdict = "met" if target.is_met else "MISSED"
+        verdict = "met" if target.is_met else "MISSED" if target.ratio is not None else ""
         print(f"{target.what}, {target.streams} streams: {measured} (target {sign} {target.limit:.2f}) {verdict}")
 
 
