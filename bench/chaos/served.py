@@ -145,8 +145,14 @@ class Served:
         return list(found.values())
 
     def owns(self, pid: int) -> bool:
-        """Whether a living process is the server's."""
-        return pid > 0 and pid != self.pid and self._is_marked(pid)
+        """Whether a living process is the server's: it carries the mark, or descends from it (within its exec it shows
+        no environment)."""
+        if pid <= 0 or pid == self.pid:
+            return False
+        try:
+            return self._is_marked(pid) or self.pid in (parent.pid for parent in psutil.Process(pid).parents())
+        except psutil.NoSuchProcess:
+            return False
 
     def descriptors(self, pid: int = 0) -> dict[str, int]:
         """Open descriptors of the server, or of one of its processes, counted by kind."""

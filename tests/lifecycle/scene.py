@@ -157,7 +157,7 @@ class Scene:
 
         async def look() -> dict[str, Any] | None:
             now = await self.worker(worker["index"])
-            return now if now["is_serving"] and now[whose] != worker[whose] else None
+            return now if now["is_serving"] and now[whose] not in (0, worker[whose]) else None
 
         return await self.until(look, what=f"{whose} {worker[whose]} is replaced")
 
