@@ -23,7 +23,7 @@ SLACK_S = 2.0
 async def test_a_signal_drains_and_everything_that_runs_or_waits_is_finished(tmp_path: Path, number: Signals) -> None:
     with running(tmp_path, workers=2, decoder={"token_delay_s": 0.02}) as scene:
         await scene.serving()
-        requests = [asyncio.create_task(scene.exact(echo(60, is_streamed=index % 2 > 0))) for index in range(12)]
+        requests = [asyncio.create_task(scene.exact(echo(40, is_streamed=index % 2 > 0))) for index in range(12)]
         await scene.running(8)
         scene.server.signal(number)
         body = await scene.health(503, limit_s=AT_ONCE_S)
