@@ -79,11 +79,6 @@ class Turn:
             await self._woken()
         return len(self.ids)
 
-    async def wait_started(self) -> None:
-        """Wait until a worker has the turn, or it has ended."""
-        while self.state is TurnState.QUEUED:
-            await self._woken()
-
     async def wait_ended(self) -> None:
         """Wait for the end, whatever comes before it."""
         while self.state is not TurnState.ENDED:

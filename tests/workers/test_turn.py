@@ -7,7 +7,7 @@ import pytest
 from tests.workers.jobs import make_job, make_request
 from workers.errors import PoisonRequest
 from workers.request import FinishReason, TurnResult
-from workers.turn import Turn, TurnState
+from workers.turn import Turn
 
 
 def give(turn: Turn, *ids: int) -> None:
@@ -55,16 +55,6 @@ async def test_tokens_that_came_before_the_end_are_given_before_it() -> None:
     assert await turn.wait(0) == 2
     assert await turn.wait(2) == 2
     assert turn.has_ended
-
-
-async def test_waiting_for_the_start_ends_with_the_start_or_with_the_turn() -> None:
-    started, ended = Turn(make_request()), Turn(make_request())
-    waits = [asyncio.create_task(turn.wait_started()) for turn in (started, ended)]
-    await asyncio.sleep(0)
-    started.start(3, 5.0)
-    ended.end(error=PoisonRequest(2))
-    await asyncio.gather(*waits)
-    assert (started.worker, started.state) == (3, TurnState.RUNNING)
 
 
 async def test_waiting_for_the_end_passes_over_tokens() -> None:
