@@ -35,8 +35,8 @@ class Word(IntEnum):
     """Words of the board, in order."""
 
     STATE = 0
-    HEARTBEAT_NS = 1  # CLOCK_MONOTONIC of the worker's last pass through its loop
-    PROGRESS_NS = 2  # CLOCK_MONOTONIC of the last token, prefill progress, or life sign while loading
+    HEARTBEAT_NS = 1  # CLOCK_MONOTONIC of the worker's last tick, at least one a second
+    PROGRESS_NS = 2  # CLOCK_MONOTONIC of the decoder's start, its READY, or its last answers
     STEPS = 3  # reads of the decoder's stdout that carried tokens
     PREFILL_TOKENS = 4  # prompt tokens read, summed over turns
     RUNNING = 5
@@ -60,9 +60,9 @@ class Word(IntEnum):
     DECODER_DEATHS = 23
     BACKOFF_UNTIL_NS = 24  # CLOCK_MONOTONIC of the next decoder start, while in BACKOFF
     DECODER_EXIT = 25  # status of the last dead decoder plus 1024 (negative: signal), 0 for none
-    DECODER_EXIT_KIND = 28  # which of workers.exits.ExitKind, by place
     REPLACEMENTS = 26  # decoder replacements carried out on order
     CHANGES = 27  # grows with every change of state or capacity: only then the server looks at the rest
+    DECODER_EXIT_KIND = 28  # which of workers.exits.ExitKind, by place
 
 
 _CAPACITY = int(Word.CAPACITY)

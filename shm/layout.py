@@ -11,7 +11,7 @@
     +--------------------+ controls_end, up to a page
     | ring records       |  ring_records x 16 bytes                                           (ring.py)
     +--------------------+
-    | request slots      |  slots x (header words, result words, options, prompt text, error) (slots.py)
+    | request slots      |  slots x (request words, result words, error, options, prompt text) (slots.py)
     +--------------------+ size_bytes
 
 All control words are aligned 64-bit words reached through `memoryview.cast('Q')`, whose stores and loads are single

@@ -14,7 +14,7 @@ Invariants
 - Only the worker stores `written`, only the server stores `read`. A record is whole before `written` passes it: a worker
   killed at any instant leaves nothing half-written below `written`.
 - The worker publishes once per decoder step (`publish`), however many records the step made.
-- Nobody waits: a full ring makes `try_push` return False, and the worker keeps the record (workers/turns.py).
+- Nobody waits: a full ring makes `try_push` return False, and the worker keeps the record (workers/running.py).
 
 Order of memory: x86-64 keeps stores in order and loads in order. On ARM64 a fence is needed between `written` and the
 records on both sides; acquiring and releasing a lock is one, and costs 50 ns a step.

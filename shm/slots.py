@@ -4,7 +4,7 @@
         generation[slot]   server: the lease that holds the slot; stored last, it publishes the request
         cancelled[slot]    server: the generation to stop, or 0
     per slot
-        words 0..15   request  (server, before the generation): lengths, max_new, resume, deadline
+        words 0..15   request  (server, before the generation): kind, lengths, max_new, resume
         words 16..31  result   (worker, before the END record): finish, counts, times, the generation it belongs to
         error text    worker, 512 bytes
         options       server, encoded by whoever knows them (native/sampling.py); opaque here
@@ -18,11 +18,10 @@ Invariants
 
 Prompts are text and not int32 because the only reader is the decoder's pipe: the server encodes once, in one C call, and
 the worker hands the bytes from here to writev without touching them (4,097 ids: 28 us instead of 80 for a copy of int32
-turned into text by the worker; docs/performance.md).
+turned into text by the worker; docs/architecture.md).
 """
 
 import threading
-import time
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -251,8 +250,3 @@ class SlotHolder(_Table):
         start = self._prompts[slot]
         self._bytes[start : start + len(payload)] = payload
         return True
-
-
-def now_ns() -> int:
-    """The clock of both sides: CLOCK_MONOTONIC, the same for every process of a machine."""
-    return time.monotonic_ns()
