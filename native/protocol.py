@@ -1,7 +1,7 @@
 """The decoder protocol (../shared/decoder-protocol.md), solo and tagged dialects: UTF-8 text, one message a line.
 
     server            worker                                  decoder
-    encode_ids  --->  Encoder.generate_head, stop, QUIT  --->  stdin
+    encode_ids  --->  Encoder.keys, head, stop; QUIT     --->  stdin
                       LineReader -> AnswerParser.parse   <---  stdout
                       Info, parse_ready, choose_dialect  <---  stdout, before READY
 

@@ -1,7 +1,7 @@
 """/metrics, in Prometheus' text format, from a registry of our own.
 
 Requests are counted here, once each, when they end. What the pool knows is read from its snapshot during the scrape;
-its counters never decrease, and a worker that is dead or unloaded shows 0 (its figures) or 1 in its state. Labels are
+its counters never decrease; a dead worker shows 1 in its state, 0 for its figures, and none that its board alone knew. Labels are
 bounded: worker numbers, states, routes, statuses, error codes; never a request's id or text.
 """
 

@@ -12,7 +12,7 @@ innocent. These rules find the guilty one, mostly at its second death, and spare
 
 A death from outside (SIGKILL by somebody, a worker's own death) accuses nobody. But a turn that loses IDLE_LOSSES decoders
 in a row that way without having gained a token in between is refused too: something about it kills quietly, and it would
-go on for ever. What no request can bring about (SIGSTOP, a worker killed by somebody) does not count at all: pool.py.
+go on for ever. What no request can bring about (SIGSTOP, a worker killed by somebody) does not count at all: settlement.py.
 """
 
 from collections.abc import Iterable

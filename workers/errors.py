@@ -29,7 +29,7 @@ class NoWorkers(RingfenceError):
 
 @dataclass(eq=False)
 class DeadlineExceeded(RingfenceError):
-    """The request waited longer than its deadline and was never sent to a decoder."""
+    """No worker took the request within its deadline, at first or after it lost one. `waited_s`: since it was submitted."""
 
     waited_s: float
 

@@ -1,7 +1,7 @@
 """One life of one worker process, seen from the server: its segment, its doorbells, its leases.
 
 An incarnation is used for one process and thrown away with it, so nothing of a dead worker can reach its successor: not
-memory, not a position, not a generation. It only moves data; what a death means is decided in replica.py and pool.py.
+memory, not a position, not a generation. It only moves data; what a death means is decided in replica.py and settlement.py.
 
 Rules
 - A lease joins a slot, a generation and a turn. A record is delivered only when all three agree; anything else is counted

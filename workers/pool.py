@@ -310,7 +310,7 @@ class Pool:
     # ---- the watchdog's round --------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Look at every worker, twice a second while turns run, once a second otherwise."""
+        """Look at every worker each `watchdog_interval_s` while turns run, once a second otherwise."""
         while True:
             interval_s = self.settings.watchdog_interval_s if self.running else _IDLE_WATCH_S
             await asyncio.sleep(interval_s)

@@ -175,7 +175,7 @@ class RunningTurns:
         self._push(turn, record_head(slot, generation, Kind.END), finish, 0)
 
     def payload(self, turn: RunningTurn, data: bytes) -> bool:
-        """Leave an embedding in the turn's slot; its size goes with a PROGRESS-like record of its own count."""
+        """Leave an embedding in the turn's slot; the result's `generated` counts its floats. False when it has no room."""
         return self._holder.write_payload(turn.slot, data)
 
     def publish(self) -> bool:

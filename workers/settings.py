@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """One worker process and its decoder. Sent to the worker as msgpack on its command line."""
+    """One worker process and its decoder. Sent to the worker as JSON on its command line."""
 
     index: int
     decoder_command: tuple[str, ...]

@@ -41,7 +41,7 @@ class Action(StrEnum):
     SPAWN = "spawn"
     ORDER_STOP = "order_stop"  # ask: finish the decoder, exit
     ABORT = "abort"  # SIGABRT to the worker: faulthandler writes where it was
-    KILL = "kill"  # SIGKILL to the worker's group and its decoder's
+    KILL = "kill"  # SIGKILL to the worker's group; the kernel then kills its decoder
     RECLAIM = "reclaim"  # take what the ring still holds, give the turns back to the queue
     SWEEP = "sweep"  # SIGKILL to the rest of the session, report with `swept`
     ALARM = "alarm"  # sweeping does not end: log the pids

@@ -7,7 +7,7 @@ A pidfd tells of a death at once; here is what it can't tell. In this order:
     hung        work is owed, and the loop's heartbeat is older than `heartbeat_limit_s`, or neither a token nor prefill moved
                 for longer than the worker itself allows its decoder (then the worker should have acted, and did not)
 
-An idle worker is never hung. Its decoder is the worker's own business (workers/process.py): silence limits that grow with
+An idle worker is never hung. Its decoder is the worker's own business (keeper.py, conversation.py): silence limits that grow with
 the prompt, a stopped decoder, CPU time.
 
 The watchdog looks at itself first: when its own round comes late (the machine or this process was stopped), every age it
