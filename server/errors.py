@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from native.refusal import is_refusal
 from server import failures
 from server.badrequest import BadRequest
 from workers import errors
@@ -297,8 +298,7 @@ def _too_many_connections(error: failures.TooManyConnections) -> ErrorReply:
 
 
 def _decoder_refused(error: errors.DecoderRefused) -> ErrorReply:
-    # The decoder prefixes what the request itself did wrong (see native/decoder); all else is its own failure.
-    if error.text.lower().startswith(("grammar", "bad request", "invalid")):
+    if is_refusal(error.text) and not error.text.startswith("busy"):  # what the request itself did wrong
         return ErrorReply(
             status=400,
             type=INVALID,

@@ -24,11 +24,12 @@ from native.protocol import (
     ProtocolViolation,
     unsupported,
 )
+from native.refusal import is_refusal
 from native.sampling import SamplingOptions
 from shm.board import Board, Word
 from shm.slots import Finish, SlotHolder, SlotRequest
 from workers.exits import Exit, ExitKind
-from workers.running import RunningTurn, RunningTurns, is_refusal
+from workers.running import RunningTurn, RunningTurns
 from workers.settings import WorkerSettings
 
 EMBED = 1  # kind of a request in its slot; anything else generates
@@ -147,6 +148,7 @@ class Conversation:
         """Lines of the decoder, one step's or several. The hot path: tokens here, the rest in `_on_answer`."""
         parse, by_rid, token = self._parser.parse, self.turns.by_rid, self.turns.token
         tokens = stale = violations = 0
+        is_progress = False  # words about the decoder as a whole, and answers for turns that are over, are none
         for line in lines:
             if self._is_broken:
                 break
@@ -154,10 +156,11 @@ class Conversation:
                 kind, rid, a, b, extra = parse(line)
             except ProtocolViolation as violation:
                 violations += 1
-                self._note(f"protocol violation: {violation}")
+                if violations == 1:  # one line of log a read, however many there are
+                    self._note(f"protocol violation: {violation}")
                 continue
             if kind != Kind.TOKEN:
-                self._on_answer(kind, rid, a, b, extra, now)
+                is_progress |= self._on_answer(kind, rid, a, b, extra, now)
                 continue
             turn = by_rid.get(rid)
             if turn is None:
@@ -170,11 +173,12 @@ class Conversation:
                     self._show()
             else:
                 violations += 1
+        if tokens or is_progress:
+            self._board.set(Word.PROGRESS_NS, int(now * 1e9))
         self._count(tokens, stale, violations, now)
 
     def _count(self, tokens: int, stale: int, violations: int, now: float) -> None:
         board = self._board
-        board.set(Word.PROGRESS_NS, int(now * 1e9))
         if tokens:
             board.add(Word.TOKENS_OUT, tokens)
             board.add(Word.STEPS)
@@ -185,11 +189,12 @@ class Conversation:
         if self.turns.has_parked:
             self._soon(now + UNPARK_S)
 
-    def _on_answer(self, kind: int, rid: int, a: int, b: int, extra: object, now: float) -> None:
+    def _on_answer(self, kind: int, rid: int, a: int, b: int, extra: object, now: float) -> bool:
+        """Anything but a token; whether it was for a turn that runs."""
         turn = self.turns.by_rid.get(rid)
         if turn is None:
             self._on_unowned(kind, rid, a, extra)
-            return
+            return False
         turn.heard_s = now
         if kind == Kind.DONE and isinstance(extra, DoneFields):
             self._on_done(turn, extra)
@@ -203,7 +208,8 @@ class Conversation:
         elif kind == Kind.EMBEDDING and isinstance(extra, bytes):
             turn.generated = a
             if not self.turns.payload(turn, extra):
-                self.turns.fail(turn, Finish.REFUSED, "the embedding is larger than a request slot; raise `context`")
+                self.turns.fail(turn, Finish.REFUSED, "context: the embedding is larger than a slot")
+        return True
 
     def _on_unowned(self, kind: int, rid: int, a: int, extra: object) -> None:
         """Words about the decoder as a whole, and answers for turns that are over."""

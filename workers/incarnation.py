@@ -46,6 +46,7 @@ class Lease(msgspec.Struct, eq=False, kw_only=True):
 
     slot: int
     generation: int
+    tag: int  # of its records: the generation's 32 lower bits
     job: Job
     turn: Turn  # the job's, at hand for the hot path
     known_tokens: int
@@ -187,6 +188,7 @@ class Incarnation:
         lease = Lease(
             slot=slot,
             generation=generation,
+            tag=generation & 0xFFFFFFFF,
             job=job,
             turn=turn,
             known_tokens=known_tokens,
@@ -259,7 +261,7 @@ class Incarnation:
         for head, payload in zip(words, words, strict=True):
             slot = head >> 16 & 0xFFFF
             lease = leases[slot] if slot < len(leases) else None
-            if lease is None or lease.generation != head >> 32:
+            if lease is None or lease.tag != head >> 32:
                 self.stale += 1
                 continue
             kind = head & 0xFFFF

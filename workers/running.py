@@ -17,30 +17,6 @@ from shm.board import Board, Word
 from shm.ring import Kind, RingWriter, float_bits, record_head
 from shm.slots import Finish, SlotHolder, SlotRequest, SlotResult
 
-_REFUSALS = (
-    "busy",
-    "context",
-    "grammar",
-    "bad",
-    "invalid",
-    "unknown",
-    "unsupported",
-    "prompt",
-    "refused",
-    "id ",
-    "ids",
-    "token id",
-    "max_new",
-    "too long",
-    "logit_bias",
-    "usage",
-)
-
-
-def is_refusal(text: str) -> bool:
-    """Whether an ERR blames the request (it would fail anywhere) rather than the engine."""
-    return text.lower().startswith(_REFUSALS)
-
 
 class RunningTurn(msgspec.Struct, eq=False):
     """A turn of this worker. Times in seconds of the monotonic clock unless named otherwise."""
