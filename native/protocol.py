@@ -1,4 +1,4 @@
-"""The decoder protocol (../shared/decoder-protocol.md), solo and tagged dialects: UTF-8 text, one message a line.
+"""The decoder protocol (docs/protocol.md), solo and tagged dialects: UTF-8 text, one message a line.
 
     server            worker                                  decoder
     encode_ids  --->  Encoder.keys, head, stop; QUIT     --->  stdin

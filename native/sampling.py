@@ -4,7 +4,7 @@ import msgspec
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn. Meanings and ranges are those of the decoder protocol (../shared/decoder-protocol.md).
+    """How tokens are drawn. Meanings and ranges are those of the decoder protocol (docs/protocol.md).
 
     seed: 1 to 2**32-1, or 0 for none. A pool gives every sampled request (temperature > 0) a seed, because only a
     seeded draw can go on in another decoder. logprobs: alternatives per token (0: the chosen one only), None for none.

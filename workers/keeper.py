@@ -36,7 +36,7 @@ from workers.settings import WorkerSettings
 from workers.stderr import StderrTail
 
 BUSY_SHARE = 0.3  # of the last tick: a decoder that computes this much is not merely silent
-SOLO_HEADROOM = 8  # tokens: Strata refuses prompt + max_new + 8 > context (../shared/decoder-protocol.md)
+SOLO_HEADROOM = 8  # tokens: Strata refuses prompt + max_new + 8 > context (docs/protocol.md)
 CLEAR_LIMIT_S, CLEAR_LOOK_S = 30.0, 0.05
 _STDERR_DRAIN_LINES = 100_000
 

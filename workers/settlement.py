@@ -170,10 +170,17 @@ class Settlement:
     # ---- what follows ----------------------------------------------------------------------------------------------
 
     def expire(self, job: Job) -> None:
-        """Its deadline passed; nothing, if it is running."""
-        if self._queue.remove(job):
+        """Its time in the queue is over; nothing, if it is running.
+
+        A turn that came while no worker served was given less (`wait_for_workers_s`): with workers back it has the rest.
+        """
+        waited_s = time.monotonic() - job.turn.submitted_s
+        left_s = job.turn.request.deadline_s - waited_s
+        if left_s > 0 and self._roster.is_serving:
+            job.deadline = asyncio.get_running_loop().call_later(left_s, self.expire, job)
+        elif self._queue.remove(job):
             self._ledger.add("expired")
-            self.end_with(job, DeadlineExceeded(time.monotonic() - job.turn.submitted_s))
+            self.end_with(job, DeadlineExceeded(waited_s))
 
     def end_cancelled(self, job: Job) -> None:
         """Its caller wanted no more."""

@@ -1,4 +1,4 @@
-// Lines of the tagged dialect (shared/decoder-protocol.md): commands parsed, answers formatted.
+// Lines of the tagged dialect (docs/protocol.md): commands parsed, answers formatted.
 //
 // Parsing is strict and never throws: a command with a usable request id but anything wrong in it becomes Refused, which is
 // answered with ERR; a line without one becomes Garbage, which is only logged.

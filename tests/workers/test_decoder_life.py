@@ -113,6 +113,15 @@ async def test_a_request_that_waits_for_workers_in_vain_ends_at_that_limit(stage
         assert isinstance(turn.error, DeadlineExceeded)
 
 
+async def test_a_request_that_waited_for_workers_has_its_whole_deadline_once_they_serve(stage: Stage) -> None:
+    slow = {"slots": 1, "start_delay_s": 0.2, "token_delay_s": 0.02}
+    async with running_pool(stage, slots=1, wait_for_workers_s=0.8, decoder=slow, is_awaited=False) as running:
+        first, second = running.submit(echo_prompt(1), 60), running.submit(echo_prompt(2), 3)
+        await exact(first)
+        assert first.ended_s is not None and first.ended_s - first.submitted_s > 0.8, "the second must outwait the limit"
+        await exact(second)
+
+
 async def test_without_a_worker_a_request_is_refused_at_once(stage: Stage) -> None:
     async with running_pool(stage, decoder={"start_delay_s": 0.3}, is_awaited=False) as running:
         with pytest.raises(NoWorkers):
