@@ -118,7 +118,9 @@ async def test_a_request_that_waited_for_workers_has_its_whole_deadline_once_the
     async with running_pool(stage, slots=1, wait_for_workers_s=0.8, decoder=slow, is_awaited=False) as running:
         first, second = running.submit(echo_prompt(1), 60), running.submit(echo_prompt(2), 3)
         await exact(first)
-        assert first.ended_s is not None and first.ended_s - first.submitted_s > 0.8, "the second must outwait the limit"
+        assert first.ended_s is not None and first.ended_s - first.submitted_s > 0.8, (
+            "the second must outwait the limit"
+        )
         await exact(second)
 
 
